@@ -1,0 +1,2 @@
+//! The statepages command.
+fn main() {}
