@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::size::ByteSize;
+
 /// Resumable state checkpoints in KV-cache pages.
 #[derive(Parser, Debug)]
 #[command(version, about, max_term_width = 100)]
@@ -159,8 +161,8 @@ pub(crate) enum ModelName {
     V4Flash,
     /// DeepSeek-V4-Flash with the DSpark drafter
     V4FlashDspark,
-    /// The built-in model of the demo
-    Demo,
+    /// Five layers of every kind with production row widths: the shape of the demo model
+    Mini,
 }
 
 /// Row format of KV.
@@ -213,7 +215,7 @@ pub(crate) struct GeometryArgs {
     pub(crate) image: Image,
     /// Device memory for pages and slots, such as 80GiB
     #[arg(long, value_name = "SIZE", requires = "max_seqs")]
-    pub(crate) memory: Option<String>,
+    pub(crate) memory: Option<ByteSize>,
     /// Requests that may be resident at once: the number of slots
     #[arg(long, value_name = "N", requires = "memory")]
     pub(crate) max_seqs: Option<u32>,
