@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 use crate::size::ByteSize;
 
@@ -29,7 +30,7 @@ pub(crate) enum Command {
 }
 
 /// Which bytes of a slot a checkpoint keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Image {
     /// Every byte
     Whole,
@@ -47,7 +48,7 @@ pub(crate) enum Fault {
 }
 
 /// Row format of the forward's caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum ForwardKv {
     /// 16-bit rows
     Bf16,
@@ -56,7 +57,7 @@ pub(crate) enum ForwardKv {
 }
 
 /// Flags of the engine that `demo` and `generate` run on.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EngineArgs {
     /// Worker threads of the forward; 0 takes every core
     #[arg(long, default_value_t = 0)]
@@ -64,7 +65,7 @@ pub(crate) struct EngineArgs {
     /// Tokens that one batch may compute
     #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
     pub(crate) max_batched_tokens: u32,
-    /// Requests that may be resident at once: the number of slots
+    /// Requests that may be resident at once: the number of slots, and the demo's concurrency
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub(crate) max_seqs: u32,
     /// Pages of the pool
@@ -95,9 +96,6 @@ pub(crate) struct DemoArgs {
     /// Tokens to generate for each request
     #[arg(long, default_value_t = 32, value_name = "N")]
     pub(crate) max_tokens: u32,
-    /// Requests in flight in the rounds that measure queueing
-    #[arg(long, default_value_t = 8, value_name = "N")]
-    pub(crate) concurrency: usize,
     /// Cut the prompts from this text file instead of the project's documents
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub(crate) prompts: Option<PathBuf>,
@@ -222,4 +220,15 @@ pub(crate) struct GeometryArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl DemoArgs {
+    /// What the flags say when none is given.
+    pub(crate) fn built_in() -> Self {
+        let cli = Cli::parse_from(["statepages", "demo"]);
+        match cli.command {
+            Some(Command::Demo(args)) => args,
+            other => unreachable!("`demo` parses as {other:?}"),
+        }
+    }
 }

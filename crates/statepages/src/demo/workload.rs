@@ -1,5 +1,7 @@
 //! The demo's requests: three kinds of repeated traffic, and what each may resume.
 
+use serde::{Deserialize, Serialize};
+
 use crate::demo::corpus::Corpus;
 
 /// Tokens of the prefix that the prompts of one shared-prefix group have in common.
@@ -12,7 +14,8 @@ const BLOCKS_MIN: usize = 11;
 const BLOCKS_SPREAD: usize = 7;
 
 /// How a request repeats earlier traffic.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
     /// The same prompt again.
     Identical,
@@ -40,8 +43,8 @@ pub(crate) struct Prompt {
     pub(crate) kind: Kind,
     pub(crate) ids: Vec<u32>,
     /// Tokens that the placement rules allow this prompt to resume from, told from the texts alone: no
-    /// engine is asked.
-    pub(crate) resumable: usize,
+    /// engine is asked. `None` where the texts do not say.
+    pub(crate) resumable: Option<usize>,
 }
 
 /// The prompts of a run. Request `i` of a round has kind `i mod 3`.
@@ -63,7 +66,7 @@ impl Workload {
                     ids.truncate(SHARED_PREFIX);
                     ids.extend(corpus.passage(requests + index, 2 * requests, len - SHARED_PREFIX));
                 }
-                Prompt { kind, ids, resumable: 0 }
+                Prompt { kind, ids, resumable: Some(0) }
             })
             .collect();
         Self { block, first, corpus }
@@ -93,20 +96,45 @@ impl Workload {
             .map(|(index, (prompt, output))| match prompt.kind {
                 // The last token is always computed, so that there is a token to sample from.
                 Kind::Identical => {
-                    Prompt { resumable: floor(prompt.ids.len() - 1), ..prompt.clone() }
+                    Prompt { resumable: Some(floor(prompt.ids.len() - 1)), ..prompt.clone() }
                 }
                 // What generated tokens add is not kept: decode spacing is one interval.
                 Kind::Continued => {
                     let mut ids = prompt.ids.clone();
                     ids.extend(output);
                     ids.extend(self.corpus.passage(self.first.len() - index, 97, TURN));
-                    Prompt { resumable: floor(prompt.ids.len()), ids, ..prompt.clone() }
+                    Prompt { resumable: Some(floor(prompt.ids.len())), ids, ..prompt.clone() }
                 }
                 Kind::Shared => Prompt {
                     ids: self.with_tail(prompt, 2, index),
-                    resumable: SHARED_PREFIX,
+                    resumable: Some(SHARED_PREFIX),
                     ..prompt.clone()
                 },
+            })
+            .collect()
+    }
+
+    /// Prompts of the cold kind that no other round sends.
+    pub(crate) fn fresh(&self, count: usize) -> Vec<Prompt> {
+        let requests = self.first.len();
+        (0..count)
+            .map(|index| {
+                let mut ids = vec![u32::from(b'#')];
+                let len = self.first[index].ids.len() - 1;
+                ids.extend(self.corpus.passage(2 * index + 1, 2 * requests, len));
+                Prompt { ids, ..self.first[index].clone() }
+            })
+            .collect()
+    }
+
+    /// Prompts that an earlier round has sent: each resumes at its own anchor.
+    pub(crate) fn seen(&self, prompts: &[Prompt]) -> Vec<Prompt> {
+        let floor = |tokens: usize| tokens / self.block * self.block;
+        prompts
+            .iter()
+            .map(|prompt| Prompt {
+                resumable: Some(floor(prompt.ids.len() - 1)),
+                ..prompt.clone()
             })
             .collect()
     }
