@@ -130,7 +130,12 @@ impl<'a> Attend<'a> {
     /// The weights are summed in four interleaved chains (row index mod 4), added ascending; then
     /// the sink.
     #[inline(always)]
-    fn softmax<L: Lanes>(l: L, scale: f32, sinks: &[f32; HEADS], w: &mut [[f32; HEADS]]) -> [f32; HEADS] {
+    fn softmax<L: Lanes>(
+        l: L,
+        scale: f32,
+        sinks: &[f32; HEADS],
+        w: &mut [[f32; HEADS]],
+    ) -> [f32; HEADS] {
         const ROWS: usize = LANES / HEADS;
         let whole = w.len() / ROWS * ROWS;
         let (body, rest) = w.as_flattened_mut().split_at_mut(whole * HEADS);
@@ -316,8 +321,11 @@ mod tests {
                 .collect();
             let sum: f64 = scores.iter().map(|s| s.exp()).sum::<f64>() + f64::from(sinks[h]).exp();
             for c in 0..width {
-                let want: f64 =
-                    scores.iter().zip(&keys).map(|(s, key)| s.exp() / sum * f64::from(key[c])).sum();
+                let want: f64 = scores
+                    .iter()
+                    .zip(&keys)
+                    .map(|(s, key)| s.exp() / sum * f64::from(key[c]))
+                    .sum();
                 let got = f64::from(out[h * width + c]);
                 assert!((got - want).abs() < 1e-5, "head {h} column {c}: {got} against {want}");
             }
@@ -333,8 +341,7 @@ mod tests {
                 (vec![1, 5, 6, 31], vec![2, 3, 4]),
                 ((0..13).collect(), (7..40).collect::<Vec<u32>>()),
             ] {
-                let scalar =
-                    outputs(Machine::new(Isa::Scalar).unwrap(), width, &entries, &window);
+                let scalar = outputs(Machine::new(Isa::Scalar).unwrap(), width, &entries, &window);
                 for isa in [Isa::Avx2, Isa::Avx512] {
                     let Ok(machine) = Machine::new(isa) else { continue };
                     let other = outputs(machine, width, &entries, &window);
