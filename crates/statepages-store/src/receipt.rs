@@ -1,0 +1,60 @@
+//! The receipt of a batch: the word that its copies and its forward are done.
+//!
+//! ```text
+//! begin_batch --> Receipt --settle(Done | Failed)--> (stores published or given back, pins back)
+//! ```
+//!
+//! Invariants: one receipt per batch that really runs; it alone owns the writer tickets of the
+//! batch's stores and the reader pins of its restores, so nothing else can return them; receipts
+//! may be settled in any order; dropping one is a bug and panics, except while unwinding.
+
+use statepages_page::{BatchId, SlotId};
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its copies and its forward are done.
+    Done,
+    /// Some of it failed or was never run: no store of it is ever visible, and the slots it touched
+    /// hold unknown bytes, so their requests can only be released.
+    Failed,
+}
+
+/// Owner of everything that waits for one batch.
+#[must_use = "a receipt ends by `ControlPlane::settle`"]
+#[derive(Debug)]
+pub struct Receipt {
+    pub(crate) batch: BatchId,
+    pub(crate) cargo: Cargo,
+}
+
+/// A receipt's lists. Recycled from settled receipts, so that a step allocates nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Cargo {
+    /// Records being written, as slab indices.
+    pub(crate) stores: Vec<u32>,
+    /// Records being read, as slab indices; one entry per reader.
+    pub(crate) restores: Vec<u32>,
+    /// Slots that the batch's copies or forward touch, each once, with the tenancy they had.
+    pub(crate) touched: Vec<(SlotId, u64)>,
+}
+
+impl Receipt {
+    /// The batch.
+    pub const fn batch(&self) -> BatchId {
+        self.batch
+    }
+
+    /// Ends the value and hands out its lists.
+    pub(crate) fn into_cargo(mut self) -> Cargo {
+        let cargo = std::mem::take(&mut self.cargo);
+        std::mem::forget(self);
+        cargo
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "receipt of {} dropped; settle it", self.batch);
+    }
+}
