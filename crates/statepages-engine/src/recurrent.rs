@@ -445,13 +445,7 @@ impl RemoteSource for RecurrentRemote {
         Some(self.model.block.boundary_floor(Tokens::new(longest as u32)))
     }
 
-    fn fetch(
-        &self,
-        _: DomainTag,
-        tokens: &[u32],
-        from: Boundary,
-        to: Boundary,
-    ) -> RemoteState {
+    fn fetch(&self, _: DomainTag, tokens: &[u32], from: Boundary, to: Boundary) -> RemoteState {
         self.model.remote_state(&tokens[..to.tokens().index()], from)
     }
 }

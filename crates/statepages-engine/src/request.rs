@@ -41,11 +41,7 @@ pub struct Stop {
 impl Stop {
     /// Stops after `max_tokens` tokens and for no other reason.
     pub const fn after(max_tokens: u32) -> Self {
-        Self {
-            max_tokens: Tokens::new(max_tokens),
-            token_ids: Vec::new(),
-            sequences: Vec::new(),
-        }
+        Self { max_tokens: Tokens::new(max_tokens), token_ids: Vec::new(), sequences: Vec::new() }
     }
 }
 
@@ -200,9 +196,7 @@ pub(crate) fn check(request: &Request, acceptable: Acceptable) -> Result<(), Ref
         .iter()
         .position(|&id| id >= vocab)
     {
-        Some(index) => {
-            Err(Refusal::UnknownToken { place: place(index), token: ids[index], vocab })
-        }
+        Some(index) => Err(Refusal::UnknownToken { place: place(index), token: ids[index], vocab }),
         None => Ok(()),
     };
     known(&request.prompt, &TokenPlace::Prompt)?;
@@ -318,14 +312,17 @@ mod tests {
             Err(Refusal::BadSampling { field, .. }) => field,
             other => panic!("{other:?}"),
         };
-        for change in [|s: &mut Sampling| s.temperature = -0.1, |s| s.temperature = f32::NAN, |s| {
-            s.temperature = f32::INFINITY;
-        }] {
+        for change in [
+            |s: &mut Sampling| s.temperature = -0.1,
+            |s| s.temperature = f32::NAN,
+            |s| {
+                s.temperature = f32::INFINITY;
+            },
+        ] {
             assert_eq!(field(change), "temperature");
         }
         assert_eq!(field(|s| s.top_k = Some(0)), "top_k");
-        for change in
-            [|s: &mut Sampling| s.top_p = 0.0, |s| s.top_p = 1.01, |s| s.top_p = f32::NAN]
+        for change in [|s: &mut Sampling| s.top_p = 0.0, |s| s.top_p = 1.01, |s| s.top_p = f32::NAN]
         {
             assert_eq!(field(change), "top_p");
         }

@@ -54,6 +54,11 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
+    /// A batch to be filled.
+    pub(crate) fn empty() -> Self {
+        Self { id: BatchId::new(0), ops: MaintenanceOps::default(), rows: Vec::new() }
+    }
+
     /// Tokens that the batch computes.
     pub fn tokens(&self) -> u64 {
         self.rows.iter().map(|row| row.tokens.len() as u64).sum()

@@ -17,8 +17,8 @@
 //! Invariants
 //! - A slot and pages are held in Parked and Running and in no other state: the residency lives in
 //!   the variant and leaves it by value, named in what the transition says is [`Owed`].
-//! - `scheduled` is the number of tokens in batches that were built; the slot stands there when
-//!   those batches are done. `scheduled <= tokens`; where they are equal a sampled token is
+//! - The control plane alone knows how many tokens of a residency were scheduled and computed.
+//!   Scheduled tokens never exceed the known ones; where they are equal a sampled token is
 //!   outstanding and the request is not schedulable.
 //! - `admission` is never reused, so a result that comes back for an earlier residency of the same
 //!   request is told from one of this residency.
@@ -126,8 +126,6 @@ pub(crate) enum LoadStage {
 pub(crate) struct Running {
     pub(crate) residency: Residency,
     pub(crate) admission: Admission,
-    /// Tokens in batches that were built.
-    pub(crate) scheduled: Tokens,
     pub(crate) place: Place,
 }
 
@@ -144,15 +142,6 @@ pub(crate) struct Place {
     pub(crate) unasked: Option<Tokens>,
 }
 
-/// What a resident request computes next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
-    /// Tokens that were known when it was admitted.
-    Prefill,
-    /// The token generated last.
-    Decode,
-}
-
 /// What the caller of a transition now owes.
 #[must_use]
 #[derive(Debug)]
@@ -166,15 +155,14 @@ pub(crate) enum Owed {
     Drain(LoadId, Residency),
 }
 
-impl Running {
-    pub(crate) fn phase(&self) -> Phase {
-        if self.scheduled < self.place.prefill { Phase::Prefill } else { Phase::Decode }
-    }
-}
-
 impl Sequence {
     /// A waiting request.
-    pub(crate) fn new(request: Request, arrival: Arrival, domain: DomainTag, block: BlockSize) -> Self {
+    pub(crate) fn new(
+        request: Request,
+        arrival: Arrival,
+        domain: DomainTag,
+        block: BlockSize,
+    ) -> Self {
         let Request { id, prompt, tenant_salt: _, adapter: _, sampling, stop, logits } = request;
         let mut keys = PromptKeys::new(domain, block);
         keys.extend(&prompt);
@@ -270,27 +258,29 @@ impl Sequence {
         let Parked { residency, admission, load, since: _, mut place } = parked;
         place.last_kept = load.to;
         place.unasked = Some(load.to.tokens());
-        self.state = State::Running(Running { residency, admission, scheduled: load.to.tokens(), place });
+        self.state = State::Running(Running { residency, admission, place });
     }
 
-    /// Parked -> Waiting: the load has failed or takes too long, or the slot has been spoilt.
+    /// Parked -> Waiting: the load has failed or takes too long, or the slot has been spoilt. The
+    /// caller knows whether the load may still write, and drains or releases the residency.
     ///
     /// # Panics
     /// In any other state.
-    pub(crate) fn unload(&mut self) -> Owed {
-        let (owed, was) = self.vacate(State::Waiting);
-        assert!(was == Was::Resident, "{} is not parked", self.id);
-        owed
+    #[must_use]
+    pub(crate) fn unload(&mut self) -> Residency {
+        let State::Parked(parked) = self.take() else { panic!("{} is not parked", self.id) };
+        parked.residency
     }
 
-    /// Running or Parked -> Preempted.
+    /// Running -> Preempted. The residency is to be released.
     ///
     /// # Panics
     /// In any other state.
-    pub(crate) fn preempt(&mut self) -> Owed {
-        let (owed, was) = self.vacate(State::Preempted);
-        assert!(was == Was::Resident, "{} preempted without a residency", self.id);
-        owed
+    #[must_use]
+    pub(crate) fn preempt(&mut self) -> Residency {
+        let State::Running(running) = self.take() else { panic!("{} is not running", self.id) };
+        self.state = State::Preempted;
+        running.residency
     }
 
     /// Any live state -> Finished.
@@ -298,31 +288,19 @@ impl Sequence {
     /// # Panics
     /// Where it has finished already.
     pub(crate) fn finish(&mut self, reason: FinishReason) -> Owed {
-        let (owed, was) = self.vacate(State::Finished(reason));
-        assert!(was != Was::Finished, "{} finished twice", self.id);
-        owed
-    }
-
-    fn take(&mut self) -> State {
-        std::mem::replace(&mut self.state, State::Waiting)
-    }
-
-    fn vacate(&mut self, into: State) -> (Owed, Was) {
-        match std::mem::replace(&mut self.state, into) {
-            State::Waiting | State::Preempted => (Owed::Nothing, Was::Waiting),
-            State::Finished(_) => (Owed::Nothing, Was::Finished),
-            State::Running(running) => (Owed::Release(running.residency), Was::Resident),
+        match std::mem::replace(&mut self.state, State::Finished(reason)) {
+            State::Waiting | State::Preempted => Owed::Nothing,
+            State::Finished(was) => panic!("{} had finished: {was}", self.id),
+            State::Running(running) => Owed::Release(running.residency),
             State::Parked(Parked { residency, load, .. }) => match load.stage {
-                LoadStage::Flying => (Owed::Drain(load.id, residency), Was::Resident),
-                LoadStage::Arrived { .. } => (Owed::Release(residency), Was::Resident),
+                LoadStage::Flying => Owed::Drain(load.id, residency),
+                LoadStage::Arrived { .. } => Owed::Release(residency),
             },
         }
     }
-}
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Was {
-    Waiting,
-    Resident,
-    Finished,
+    /// Leaves Waiting behind; every caller but `unload` sets another state at once.
+    fn take(&mut self) -> State {
+        std::mem::replace(&mut self.state, State::Waiting)
+    }
 }
