@@ -257,7 +257,7 @@ impl fmt::Display for LayoutError {
 impl std::error::Error for LayoutError {}
 
 fn aligned(what: impl Into<String>, bytes: u64, zero_ok: bool) -> Result<(), LayoutError> {
-    if bytes % MOVE_BYTES != 0 || (bytes == 0 && !zero_ok) {
+    if !bytes.is_multiple_of(MOVE_BYTES) || (bytes == 0 && !zero_ok) {
         return Err(LayoutError::Unaligned { what: what.into(), bytes });
     }
     Ok(())

@@ -144,7 +144,7 @@ impl BlockSize {
 
     /// `tokens` as a boundary, where it lies on the grid.
     pub const fn boundary_at(self, tokens: Tokens) -> Option<Boundary> {
-        if tokens.0 % self.0 == 0 { Some(Boundary(tokens.0)) } else { None }
+        if tokens.0.is_multiple_of(self.0) { Some(Boundary(tokens.0)) } else { None }
     }
 }
 
