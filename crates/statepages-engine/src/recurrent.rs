@@ -107,8 +107,8 @@ impl RecurrentModel {
             .map(|start| {
                 let mut bytes = Vec::with_capacity(REGIONS * block * LANE);
                 for region in 0..REGIONS {
-                    for position in start..start + block {
-                        bytes.extend(entry_bytes(marks[position], position, region));
+                    for (offset, &mark) in marks[start..start + block].iter().enumerate() {
+                        bytes.extend(entry_bytes(mark, start + offset, region));
                     }
                 }
                 bytes

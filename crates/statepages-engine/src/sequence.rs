@@ -266,7 +266,6 @@ impl Sequence {
     ///
     /// # Panics
     /// In any other state.
-    #[must_use]
     pub(crate) fn unload(&mut self) -> Residency {
         let State::Parked(parked) = self.take() else { panic!("{} is not parked", self.id) };
         parked.residency
@@ -276,7 +275,6 @@ impl Sequence {
     ///
     /// # Panics
     /// In any other state.
-    #[must_use]
     pub(crate) fn preempt(&mut self) -> Residency {
         let State::Running(running) = self.take() else { panic!("{} is not running", self.id) };
         self.state = State::Preempted;
