@@ -62,7 +62,7 @@ impl Connector for Manual {
 #[test]
 fn a_loaded_request_resumes_at_the_remote_boundary() {
     let prompt = text(1, 30);
-    let mut harness = Setup::ROOMY.with_connector(Manual::new(&[prompt.clone()]));
+    let mut harness = Setup::ROOMY.with_connector(Manual::new(std::slice::from_ref(&prompt)));
     harness.submit(request(1, &prompt, 6));
     for _ in 0..3 {
         harness.step();
@@ -86,7 +86,7 @@ fn a_parked_request_with_a_queued_restore_makes_no_batch() {
     let mut longer = prompt.clone();
     longer.extend(text(3, 18));
     for ending in ["load", "fail", "abort"] {
-        let mut harness = Setup::ROOMY.with_connector(Manual::new(&[longer.clone()]));
+        let mut harness = Setup::ROOMY.with_connector(Manual::new(std::slice::from_ref(&longer)));
         // The connector reaches the first prompt, too: its load fails, so it is computed here.
         harness.submit(request(1, &prompt, 3));
         harness.step();
@@ -124,7 +124,7 @@ fn a_parked_request_s_restore_rides_the_batch_of_others() {
         for latency in [0, 1, 3] {
             for steps in 0..8 {
                 let setup = Setup { in_flight, latency, ..Setup::ROOMY };
-                let mut harness = setup.with_connector(Manual::new(&[longer.clone()]));
+                let mut harness = setup.with_connector(Manual::new(std::slice::from_ref(&longer)));
                 harness.submit(request(1, &prompt, 3));
                 harness.step();
                 harness.engine.connector_mut().fail(0);
@@ -151,7 +151,7 @@ fn a_parked_request_s_restore_rides_the_batch_of_others() {
 fn e7_an_abort_during_a_load_frees_once_whatever_completes() {
     let prompt = text(7, 30);
     for completions in [vec!["load"], vec!["fail"], vec!["load", "load"], vec!["fail", "load"]] {
-        let mut harness = Setup::ROOMY.with_connector(Manual::new(&[prompt.clone()]));
+        let mut harness = Setup::ROOMY.with_connector(Manual::new(std::slice::from_ref(&prompt)));
         harness.submit(request(1, &prompt, 6));
         harness.step();
         harness.abort(1);
@@ -177,8 +177,8 @@ fn e7_an_abort_during_a_load_frees_once_whatever_completes() {
 #[test]
 fn e7_an_abort_after_the_completion_frees_at_once() {
     let prompt = text(8, 30);
-    let mut harness =
-        Setup { latency: 6, ..Setup::ROOMY }.with_connector(Manual::new(&[prompt.clone()]));
+    let mut harness = Setup { latency: 6, ..Setup::ROOMY }
+        .with_connector(Manual::new(std::slice::from_ref(&prompt)));
     harness.submit(request(2, &text(9, 9), 4));
     harness.step();
     harness.submit(request(1, &prompt, 6));
@@ -199,8 +199,8 @@ fn e7_an_abort_after_the_completion_frees_at_once() {
 #[test]
 fn d12_a_late_completion_does_not_turn_a_failure_into_a_success() {
     let prompt = text(10, 30);
-    let mut harness =
-        Setup { load_steps: 2, ..Setup::ROOMY }.with_connector(Manual::new(&[prompt.clone()]));
+    let mut harness = Setup { load_steps: 2, ..Setup::ROOMY }
+        .with_connector(Manual::new(std::slice::from_ref(&prompt)));
     harness.submit(request(1, &prompt, 6));
     for _ in 0..6 {
         harness.step();
@@ -219,8 +219,8 @@ fn d12_a_late_completion_does_not_turn_a_failure_into_a_success() {
 #[test]
 fn a_lost_load_costs_its_memory_and_nothing_else() {
     let prompt = text(11, 30);
-    let mut harness =
-        Setup { load_steps: 1, ..Setup::ROOMY }.with_connector(Manual::new(&[prompt.clone()]));
+    let mut harness = Setup { load_steps: 1, ..Setup::ROOMY }
+        .with_connector(Manual::new(std::slice::from_ref(&prompt)));
     harness.submit(request(1, &prompt, 6));
     for _ in 0..30 {
         harness.step();

@@ -114,7 +114,7 @@ fn perform<C: Connector>(harness: &mut Harness<C>, acts: &[Act]) {
                 prompt.extend(text(100 + next, turn));
                 prompt.truncate(PROMPT_MAX);
                 let mut request = request(u64::from(next), &prompt, tokens);
-                request.tenant_salt = harness.prompts[&id].tenant_salt.clone();
+                request.tenant_salt.clone_from(&harness.prompts[&id].tenant_salt);
                 harness.submit(request);
                 next += 1;
             }

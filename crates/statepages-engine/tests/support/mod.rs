@@ -16,31 +16,31 @@ use statepages_store::{
     ControlPlaneConfig, ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
 };
 
-pub const BLOCK: u32 = 4;
-pub const VOCAB: u32 = 50;
-pub const REVISION: &str = "recurrent";
+pub(crate) const BLOCK: u32 = 4;
+pub(crate) const VOCAB: u32 = 50;
+pub(crate) const REVISION: &str = "recurrent";
 
 /// Two units an image: 2 planes x 5 lanes x 16 bytes over pages of 2 x 4 x 16 bytes.
-pub const MODEL: RecurrentModel =
+pub(crate) const MODEL: RecurrentModel =
     RecurrentModel { seed: 7, vocab: VOCAB, block: BlockSize::new(BLOCK).unwrap(), lanes: 5 };
 
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    pub pages: u32,
-    pub slots: u32,
+pub(crate) struct Setup {
+    pub(crate) pages: u32,
+    pub(crate) slots: u32,
     /// In blocks; `None` is anchors only, zero is off.
-    pub interval: Option<u32>,
-    pub budget: u64,
-    pub in_flight: u64,
-    pub latency: u32,
-    pub faults: Option<RunnerFaults>,
-    pub order: BackendOrder,
-    pub load_steps: u64,
-    pub failures: u64,
+    pub(crate) interval: Option<u32>,
+    pub(crate) budget: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) latency: u32,
+    pub(crate) faults: Option<RunnerFaults>,
+    pub(crate) order: BackendOrder,
+    pub(crate) load_steps: u64,
+    pub(crate) failures: u64,
 }
 
 impl Setup {
-    pub const ROOMY: Self = Self {
+    pub(crate) const ROOMY: Self = Self {
         pages: 400,
         slots: 4,
         interval: None,
@@ -53,7 +53,7 @@ impl Setup {
         failures: 1000,
     };
 
-    pub fn control(&self) -> ControlPlane {
+    pub(crate) fn control(&self) -> ControlPlane {
         let layout = MODEL.layout();
         let spec = CheckpointSpec::of(&layout).unwrap();
         let transfer = StateTransfer::Copy { layout: layout.id };
@@ -79,7 +79,7 @@ impl Setup {
         ControlPlane::new(config, Box::new(ReferenceOrder)).unwrap()
     }
 
-    pub fn parts(&self) -> EngineParts {
+    pub(crate) fn parts(&self) -> EngineParts {
         EngineParts {
             control: self.control(),
             limits: RawLimits {
@@ -97,28 +97,28 @@ impl Setup {
         }
     }
 
-    pub fn runner(&self) -> RecurrentRunner {
+    pub(crate) fn runner(&self) -> RecurrentRunner {
         let latency = Latency { polls: self.latency };
         RecurrentRunner::new(MODEL, Pages::new(self.pages), self.slots, latency, self.faults)
             .unwrap()
     }
 
-    pub fn harness(&self) -> Harness<NoConnector> {
+    pub(crate) fn harness(&self) -> Harness<NoConnector> {
         Harness::new(Engine::new(self.parts(), self.runner()).unwrap())
     }
 
-    pub fn with_connector<C: Connector>(&self, connector: C) -> Harness<C> {
+    pub(crate) fn with_connector<C: Connector>(&self, connector: C) -> Harness<C> {
         Harness::new(Engine::with_connector(self.parts(), self.runner(), connector).unwrap())
     }
 }
 
 /// The domain of a request without salt and adapter.
-pub fn shared_domain() -> DomainTag {
+pub(crate) fn shared_domain() -> DomainTag {
     let layout = MODEL.layout().id;
     Domain { model_revision: REVISION, layout: Some(&layout), ..Domain::default() }.tag()
 }
 
-pub fn request(id: u64, prompt: &[u32], tokens: u32) -> Request {
+pub(crate) fn request(id: u64, prompt: &[u32], tokens: u32) -> Request {
     Request {
         id: RequestId::new(id),
         prompt: prompt.to_vec(),
@@ -131,53 +131,53 @@ pub fn request(id: u64, prompt: &[u32], tokens: u32) -> Request {
 }
 
 /// `len` tokens that depend on `seed` at every position.
-pub fn text(seed: u32, len: usize) -> Vec<u32> {
+pub(crate) fn text(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i * 7 + seed * 13 + i * i * (seed + 1)) % VOCAB).collect()
 }
 
 /// What was heard of one request.
 #[derive(Clone, Debug, Default)]
-pub struct Heard {
-    pub admissions: Vec<AdmitReport>,
-    pub tokens: Vec<u32>,
-    pub preempted: u32,
-    pub ended: Option<(FinishReason, Usage)>,
+pub(crate) struct Heard {
+    pub(crate) admissions: Vec<AdmitReport>,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) preempted: u32,
+    pub(crate) ended: Option<(FinishReason, Usage)>,
 }
 
 impl Heard {
-    pub fn resumed(&self) -> Vec<u32> {
+    pub(crate) fn resumed(&self) -> Vec<u32> {
         self.admissions.iter().map(|report| report.hit.resumable.get()).collect()
     }
 
-    pub fn reason(&self) -> &FinishReason {
+    pub(crate) fn reason(&self) -> &FinishReason {
         &self.ended.as_ref().expect("it has ended").0
     }
 }
 
-pub struct Harness<C: Connector> {
-    pub engine: Engine<RecurrentRunner, C>,
-    pub prompts: BTreeMap<RequestId, Request>,
-    pub heard: BTreeMap<RequestId, Heard>,
-    pub steps: u64,
+pub(crate) struct Harness<C: Connector> {
+    pub(crate) engine: Engine<RecurrentRunner, C>,
+    pub(crate) prompts: BTreeMap<RequestId, Request>,
+    pub(crate) heard: BTreeMap<RequestId, Heard>,
+    pub(crate) steps: u64,
 }
 
 impl<C: Connector> Harness<C> {
-    pub fn new(engine: Engine<RecurrentRunner, C>) -> Self {
+    pub(crate) fn new(engine: Engine<RecurrentRunner, C>) -> Self {
         Self { engine, prompts: BTreeMap::new(), heard: BTreeMap::new(), steps: 0 }
     }
 
-    pub fn submit(&mut self, request: Request) {
+    pub(crate) fn submit(&mut self, request: Request) {
         self.prompts.insert(request.id, request.clone());
         self.heard.insert(request.id, Heard::default());
         self.engine.submit(request).expect("a good request");
     }
 
-    pub fn abort(&mut self, id: u64) {
+    pub(crate) fn abort(&mut self, id: u64) {
         self.engine.abort(RequestId::new(id));
         self.listen();
     }
 
-    pub fn step(&mut self) -> Progress {
+    pub(crate) fn step(&mut self) -> Progress {
         self.steps += 1;
         let progress = self.engine.step();
         self.listen();
@@ -186,7 +186,7 @@ impl<C: Connector> Harness<C> {
     }
 
     /// Steps until there is nothing to do.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         for _ in 0..100_000 {
             if self.step() == Progress::Idle {
                 return;
@@ -196,7 +196,7 @@ impl<C: Connector> Harness<C> {
     }
 
     /// Submits one request and runs until nothing is left.
-    pub fn run(&mut self, request: Request) -> Heard {
+    pub(crate) fn run(&mut self, request: Request) -> Heard {
         let id = request.id;
         self.submit(request);
         self.finish();
@@ -236,7 +236,7 @@ impl<C: Connector> Harness<C> {
 
     /// Every request has ended with what the naive loop answers, or with the beginning of it where
     /// it was called off; the model saw no wrong state; nothing is left behind.
-    pub fn verify(&self) {
+    pub(crate) fn verify(&self) {
         assert_eq!(self.engine.runner().violations(), [] as [String; 0]);
         for (id, request) in &self.prompts {
             let heard = &self.heard[id];
@@ -253,7 +253,7 @@ impl<C: Connector> Harness<C> {
     }
 
     /// Nothing but cached pages and READY images is left.
-    pub fn verify_idle(&self) {
+    pub(crate) fn verify_idle(&self) {
         let snapshot = self.engine.snapshot();
         let gauges = snapshot.gauges;
         assert_eq!((snapshot.waiting, snapshot.running, snapshot.parked), (0, 0, 0));
