@@ -24,7 +24,7 @@ pub struct ControlPlaneConfig {
     pub caching: Caching,
     /// Where checkpoints are placed.
     pub interval: CheckpointInterval,
-    /// Most units that may be COPYING at once; `None` is one eighth of `pages_max`. Never below one
+    /// Most units that may be COPYING at once; `None` is one eighth of the pool. Never below one
     /// image, whatever is asked for.
     pub copying_max: Option<Pages>,
     /// What the backend promises about the order of its batches.

@@ -65,7 +65,7 @@ impl PromptKeys {
     /// last whole block.
     pub fn key_at(&self, boundary: Boundary) -> Option<ContentKey> {
         let block = self.block.get();
-        if boundary.get() % block != 0 {
+        if !boundary.get().is_multiple_of(block) {
             return None;
         }
         let index = (boundary.get() / block).checked_sub(1)?;

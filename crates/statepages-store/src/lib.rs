@@ -19,17 +19,28 @@
 //! is an error.
 
 mod admission;
+mod admit;
+mod batch;
+mod check;
 mod checkpoint;
 mod config;
 mod control;
 mod counters;
 mod events;
+mod id_set;
+mod index;
+mod key_table;
 mod keys;
+mod order;
+mod pending;
 mod placement;
 mod pool;
 mod receipt;
 mod residency;
+mod restores;
+mod room;
 mod runtime;
+mod slots;
 mod victim;
 
 pub use admission::{Admit, AdmitReport, AdmitRequest, Hit, LossReason, Losses, Lost, Refusal};

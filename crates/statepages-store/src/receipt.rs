@@ -39,6 +39,16 @@ pub(crate) struct Cargo {
     pub(crate) touched: Vec<(SlotId, u64)>,
 }
 
+impl Cargo {
+    pub(crate) fn with_capacity(slots: usize) -> Self {
+        Self {
+            stores: Vec::with_capacity(slots),
+            restores: Vec::with_capacity(slots),
+            touched: Vec::with_capacity(slots),
+        }
+    }
+}
+
 impl Receipt {
     /// The batch.
     pub const fn batch(&self) -> BatchId {

@@ -17,6 +17,8 @@ pub struct Residency {
     pub(crate) request: RequestId,
     pub(crate) slot: SlotId,
     pub(crate) pages: Vec<PageId>,
+    /// The era it was admitted in: what is computed from an earlier era's content is not kept.
+    pub(crate) era: u64,
     /// Leading blocks whose content has been offered to the prefix index.
     pub(crate) published: u32,
 }
@@ -63,6 +65,7 @@ pub struct Scratch {
     pub(crate) request: RequestId,
     pub(crate) slot: SlotId,
     pub(crate) boundary: Boundary,
+    pub(crate) era: u64,
 }
 
 impl Scratch {

@@ -52,6 +52,8 @@ pub enum Notice {
         checkpoint: CheckpointId,
         /// Its key.
         key: ContentKey,
+        /// Key of the block before the boundary's last; `None` where there is one block.
+        parent: Option<ContentKey>,
         /// Tokens it saves a resumer.
         boundary: Boundary,
         /// Why it was kept.
