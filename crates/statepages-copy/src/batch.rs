@@ -9,9 +9,11 @@
 //! - content is read in a launch after the one that wrote it;
 //! - a slot is written in a launch after every read and write of what it held;
 //! - content that a relocation moved may be read from the slot it came from, as long as that slot
-//!   is not written in the same launch or an earlier one. A store from a relocated slot so joins the
-//!   relocation's own launch;
+//!   is not written in the same launch or an earlier one;
 //! - a relocation that brings a slot the content it holds already moves nothing.
+//!
+//! Content that was moved at all was read before its slot was written, so every store finds it where
+//! it lay before the batch: stores are all in the first launch, and wait for no relocation.
 //!
 //! Relocations are few and units are disjoint ([`crate::OpChecker`] has refused the rest), so slots
 //! alone decide.
@@ -236,6 +238,13 @@ mod tests {
     fn chain_up_and_down() {
         check(&bundle(&[(1, 2), (2, 3)], &[], &[]), &["m1>2 m1>3"]);
         check(&bundle(&[(2, 3), (1, 2), (0, 1)], &[], &[]), &["m2>3", "m1>2", "m0>1"]);
+    }
+
+    /// The source's own content came late and its origin is gone: the last move waits for it.
+    #[test]
+    fn chain_behind_an_overwritten_origin() {
+        let moves = [(0, 1), (2, 0), (3, 4), (1, 3), (5, 6), (3, 5)];
+        check(&bundle(&moves, &[5], &[]), &["m0>1 m3>4 m5>6 s0", "m2>0 m1>3", "m3>5"]);
     }
 
     #[test]

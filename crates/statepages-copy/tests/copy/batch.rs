@@ -9,7 +9,7 @@ use statepages_page::{MaintenanceOps, SlotId, StateLayout};
 
 use crate::twin::{Twin, relocate, restore, small_layout, store};
 
-const SLOTS: u32 = 6;
+const SLOTS: u32 = 8;
 const PAGES: u32 = 48;
 
 /// One generated batch: operands only, made valid by [`bundle`].
@@ -24,7 +24,7 @@ struct Wish {
 
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let wish = (
-        prop::collection::vec((0..SLOTS, 0..SLOTS), 0..6),
+        prop::collection::vec((0..SLOTS, 0..SLOTS), 0..12),
         prop::collection::vec((0..SLOTS, 1..9u32), 0..4),
         prop::collection::vec((0..SLOTS, 1..9u32), 0..4),
         0..PAGES,
@@ -86,19 +86,21 @@ fn touched(ops: &MaintenanceOps, step: Step) -> (Option<SlotId>, Option<SlotId>)
     }
 }
 
-/// Every store and restore is placed once, and no slot of a launch is both read and written, or
+/// Every store is placed once and at once, every restore once, and no slot of a launch is both read and written, or
 /// written twice.
 fn launches_are_free_of_hazards(ops: &MaintenanceOps) {
     let mut batcher = Batcher::new();
     let (mut stores, mut restores) = (0, 0);
-    for launch in batcher.place(ops, SLOTS) {
+    for (number, launch) in batcher.place(ops, SLOTS).enumerate() {
         assert!(!launch.is_empty());
         let reads: BTreeSet<_> = launch.iter().filter_map(|&step| touched(ops, step).0).collect();
         let writes: Vec<_> = launch.iter().filter_map(|&step| touched(ops, step).1).collect();
         let written: BTreeSet<_> = writes.iter().copied().collect();
         assert_eq!(written.len(), writes.len(), "a slot written twice in {launch:?}");
         assert!(reads.is_disjoint(&written), "a slot read and written in {launch:?}");
-        stores += launch.iter().filter(|step| matches!(step, Step::Store { .. })).count();
+        let stored = launch.iter().filter(|step| matches!(step, Step::Store { .. })).count();
+        assert!(number == 0 || stored == 0, "a store waits for a relocation");
+        stores += stored;
         restores += launch.iter().filter(|step| matches!(step, Step::Restore { .. })).count();
     }
     assert_eq!((stores, restores), (ops.stores.len(), ops.restores.len()));

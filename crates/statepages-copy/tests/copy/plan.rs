@@ -168,7 +168,7 @@ fn every_phase(formats: Formats) {
         let layout = layout(&few_layers(), formats, drafts, ImageRule::Live);
         for blocks in 1..=ring {
             plan_equals_walk(&layout, Boundary::from_raw(blocks * 256));
-            if blocks % 8 == 1 || drafts == 1 {
+            if blocks % 8 == 1 || (drafts == 1 && formats == FP8) {
                 round_trip(&layout, Boundary::from_raw(blocks * 256));
             }
         }
