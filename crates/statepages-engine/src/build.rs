@@ -5,7 +5,9 @@
 //! others were filed with their results. The drain is last, and happens only for a batch with rows.
 
 use statepages_page::{Boundary, RequestId, Tokens};
-use statepages_store::{Admit, AdmitReport, AdmitRequest, Append, Residency};
+use statepages_store::{
+    Admit, AdmitReport, AdmitRequest, Ahead, Append, Filed, Progress, Residency,
+};
 
 use crate::connector::{Connector, Load, LoadId, LoadQuery};
 use crate::engine::{Engine, Flight, Trust};
@@ -258,20 +260,20 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let (running, keys) = sequence.running_mut().expect("it runs");
         let place = &mut running.place;
         let Some(at) = place.unasked.take() else { return };
-        let kept = self.control.placement().keep(&statepages_store::Progress {
+        let kept = self.control.placement().keep(&Progress {
             at,
             prompt: place.prefill,
             demand: place.demand,
             last_kept: place.last_kept,
-            ahead: statepages_store::Ahead::Forward,
+            ahead: Ahead::Forward,
         });
         let Some(reason) = kept else { return };
         let boundary = keys.block().boundary_at(at).expect("kept boundaries lie on the grid");
         let key = keys.key_at(boundary).expect("the tokens before a boundary reached are known");
         place.last_kept = boundary;
         match self.control.file(&running.residency, boundary, key, reason) {
-            statepages_store::Filed::Pending => sequence.usage.filed += 1,
-            statepages_store::Filed::Replaced | statepages_store::Filed::Off => {}
+            Filed::Pending => sequence.usage.filed += 1,
+            Filed::Replaced | Filed::Off | Filed::Stale => {}
         }
     }
 

@@ -104,8 +104,12 @@ impl<R: Runner, C: Connector> Engine<R, C> {
     fn fail(&mut self, batch: &StepBatch, flight: Flight, error: Option<&RunError>) {
         self.totals.batches_failed += 1;
         self.control.settle(flight.receipt, Outcome::Failed);
-        for later in &mut self.flights {
-            later.trust = Trust::Spoilt;
+        // Batches built from here on rest on nothing of this one, nor of those it has spoilt: their
+        // requests give up their residencies, and what those write meanwhile is written over.
+        if error.is_some() {
+            for later in &mut self.flights {
+                later.trust = Trust::Spoilt;
+            }
         }
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
