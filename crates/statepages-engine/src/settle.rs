@@ -114,7 +114,9 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
         }
-        self.unload_spoilt(&flight.restored);
+        for admission in flight.copied {
+            self.fail_copied(admission);
+        }
     }
 
     fn fail_row(&mut self, row: &Row, admission: Admission, error: Option<&RunError>) {
@@ -130,5 +132,14 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
         }
         self.preempt(row.request, PreemptCause::BatchFailed);
+    }
+
+    /// A copy of the failed batch touched the residency's slot: nobody knows what it holds.
+    fn fail_copied(&mut self, admission: Admission) {
+        if let Some(&request) = self.running.get(&admission) {
+            self.preempt(request, PreemptCause::BatchFailed);
+        } else {
+            self.unload_spoilt(admission);
+        }
     }
 }
