@@ -1,0 +1,361 @@
+//! Sixteen f32 lanes, the same on every instruction set, and the dispatch to one of them.
+//!
+//! A kernel is written once over [`Lanes`]. Every operation here is exact IEEE-754 per lane (fused
+//! multiply-add included), so a kernel's bits depend on neither the machine nor the width of its
+//! registers. Reductions across lanes happen in one place, [`tree`], in one order.
+
+use pulp::{NullaryFnOnce, Simd};
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// Which instruction set the kernels run on. The results are the same bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Isa {
+    /// The widest that the machine has.
+    Auto,
+    /// Plain f32 operations.
+    Scalar,
+    /// AVX2 with FMA, 8 lanes a register.
+    Avx2,
+    /// AVX-512, 16 lanes a register.
+    Avx512,
+}
+
+/// An instruction set that the machine lacks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IsaUnavailable(pub Isa);
+
+impl std::fmt::Display for IsaUnavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "this machine has no {:?} instructions", self.0)
+    }
+}
+
+impl std::error::Error for IsaUnavailable {}
+
+/// An instruction set that the machine has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Machine {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(pulp::x86::V3),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(pulp::x86::V4),
+}
+
+/// A piece of work over any [`Lanes`]. `run` must be `inline(always)`, else it is compiled without
+/// the instructions that it was dispatched to.
+pub(crate) trait Kernel {
+    fn run<L: Lanes>(self, l: L);
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Call<K, L>(K, L);
+
+#[cfg(target_arch = "x86_64")]
+impl<K: Kernel, L: Lanes> NullaryFnOnce for Call<K, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        self.0.run(self.1);
+    }
+}
+
+impl Machine {
+    pub(crate) fn new(isa: Isa) -> Result<Self, IsaUnavailable> {
+        match isa {
+            Isa::Scalar => Ok(Self::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => pulp::x86::V3::try_new().map(Self::Avx2).ok_or(IsaUnavailable(isa)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => pulp::x86::V4::try_new().map(Self::Avx512).ok_or(IsaUnavailable(isa)),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => Err(IsaUnavailable(isa)),
+            Isa::Auto => Self::new(Isa::Avx512)
+                .or_else(|_| Self::new(Isa::Avx2))
+                .or_else(|_| Self::new(Isa::Scalar)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        match self {
+            Self::Scalar => kernel.run(ScalarLanes),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(simd) => simd.vectorize(Call(kernel, Avx2Lanes(simd))),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(simd) => simd.vectorize(Call(kernel, Avx512Lanes(simd))),
+        }
+    }
+}
+
+/// Operations on sixteen lanes.
+pub(crate) trait Lanes: Copy {
+    /// Sixteen f32 values.
+    type V: Copy;
+
+    /// True where a vector is one register of many: kernels then use their larger tiles.
+    const WIDE: bool;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, from: &[f32; LANES]) -> Self::V;
+    fn store(self, to: &mut [f32; LANES], v: Self::V);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// `yes` in the lanes where `a < b`, `no` elsewhere (NaN included).
+    fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// Bits shifted left by 23, plus the bits of 1.0: turns the low bits of a number that was
+    /// rounded to an integer by adding 1.5 * 2^23 into that power of two.
+    fn power_of_two(self, rounded: Self::V) -> Self::V;
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        self.select_less(a, b, b, a)
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        self.select_less(b, a, b, a)
+    }
+}
+
+/// Sum of sixteen lanes: halves are added until one is left.
+#[inline(always)]
+pub(crate) fn tree(v: &[f32; LANES]) -> f32 {
+    let mut a = [0.0f32; 8];
+    for i in 0..8 {
+        a[i] = v[i] + v[i + 8];
+    }
+    let mut b = [0.0f32; 4];
+    for i in 0..4 {
+        b[i] = a[i] + a[i + 4];
+    }
+    (b[0] + b[2]) + (b[1] + b[3])
+}
+
+/// Plain f32 operations; the definition of the other two.
+#[derive(Clone, Copy)]
+pub(crate) struct ScalarLanes;
+
+#[inline(always)]
+fn each(f: impl FnMut(usize) -> f32) -> [f32; LANES] {
+    std::array::from_fn(f)
+}
+
+impl Lanes for ScalarLanes {
+    type V = [f32; LANES];
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::V {
+        *from
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES], v: Self::V) {
+        *to = v;
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        each(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn sqrt(self, a: Self::V) -> Self::V {
+        each(|i| a[i].sqrt())
+    }
+
+    #[inline(always)]
+    fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        each(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, rounded: Self::V) -> Self::V {
+        each(|i| f32::from_bits((rounded[i].to_bits() << 23).wrapping_add(0x3f80_0000)))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use bytemuck::cast;
+    use pulp::x86::{V3, V4};
+
+    use super::{LANES, Lanes, Simd};
+
+    /// Two registers of eight lanes.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2Lanes(pub(super) V3);
+
+    /// One register of sixteen lanes.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512Lanes(pub(super) V4);
+
+    impl Lanes for Avx512Lanes {
+        type V = pulp::f32x16;
+
+        const WIDE: bool = true;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            self.0.splat_f32s(x)
+        }
+
+        #[inline(always)]
+        fn load(self, from: &[f32; LANES]) -> Self::V {
+            cast(*from)
+        }
+
+        #[inline(always)]
+        fn store(self, to: &mut [f32; LANES], v: Self::V) {
+            *to = cast(v);
+        }
+
+        #[inline(always)]
+        fn add(self, a: Self::V, b: Self::V) -> Self::V {
+            self.0.add_f32s(a, b)
+        }
+
+        #[inline(always)]
+        fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+            self.0.sub_f32s(a, b)
+        }
+
+        #[inline(always)]
+        fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+            self.0.mul_f32s(a, b)
+        }
+
+        #[inline(always)]
+        fn div(self, a: Self::V, b: Self::V) -> Self::V {
+            self.0.div_f32s(a, b)
+        }
+
+        #[inline(always)]
+        fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            self.0.mul_add_f32s(a, b, c)
+        }
+
+        #[inline(always)]
+        fn sqrt(self, a: Self::V) -> Self::V {
+            self.0.sqrt_f32s(a)
+        }
+
+        #[inline(always)]
+        fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+            self.0.select_f32s(self.0.less_than_f32s(a, b), yes, no)
+        }
+
+        #[inline(always)]
+        fn power_of_two(self, rounded: Self::V) -> Self::V {
+            let s = self.0;
+            let shifted = s.wrapping_dyn_shl_u32s(cast(rounded), s.splat_u32s(23));
+            cast(s.add_u32s(shifted, s.splat_u32s(0x3f80_0000)))
+        }
+    }
+
+    impl Lanes for Avx2Lanes {
+        type V = [pulp::f32x8; 2];
+
+        const WIDE: bool = false;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            [self.0.splat_f32s(x); 2]
+        }
+
+        #[inline(always)]
+        fn load(self, from: &[f32; LANES]) -> Self::V {
+            cast(*from)
+        }
+
+        #[inline(always)]
+        fn store(self, to: &mut [f32; LANES], v: Self::V) {
+            *to = cast(v);
+        }
+
+        #[inline(always)]
+        fn add(self, a: Self::V, b: Self::V) -> Self::V {
+            [self.0.add_f32s(a[0], b[0]), self.0.add_f32s(a[1], b[1])]
+        }
+
+        #[inline(always)]
+        fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+            [self.0.sub_f32s(a[0], b[0]), self.0.sub_f32s(a[1], b[1])]
+        }
+
+        #[inline(always)]
+        fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+            [self.0.mul_f32s(a[0], b[0]), self.0.mul_f32s(a[1], b[1])]
+        }
+
+        #[inline(always)]
+        fn div(self, a: Self::V, b: Self::V) -> Self::V {
+            [self.0.div_f32s(a[0], b[0]), self.0.div_f32s(a[1], b[1])]
+        }
+
+        #[inline(always)]
+        fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            [self.0.mul_add_f32s(a[0], b[0], c[0]), self.0.mul_add_f32s(a[1], b[1], c[1])]
+        }
+
+        #[inline(always)]
+        fn sqrt(self, a: Self::V) -> Self::V {
+            [self.0.sqrt_f32s(a[0]), self.0.sqrt_f32s(a[1])]
+        }
+
+        #[inline(always)]
+        fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+            let s = self.0;
+            let half = |i: usize| s.select_f32s(s.less_than_f32s(a[i], b[i]), yes[i], no[i]);
+            [half(0), half(1)]
+        }
+
+        #[inline(always)]
+        fn power_of_two(self, rounded: Self::V) -> Self::V {
+            let s = self.0;
+            let half = |i: usize| {
+                let shifted = s.wrapping_dyn_shl_u32s(cast(rounded[i]), s.splat_u32s(23));
+                cast(s.add_u32s(shifted, s.splat_u32s(0x3f80_0000)))
+            };
+            [half(0), half(1)]
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use x86::{Avx2Lanes, Avx512Lanes};

@@ -1,0 +1,289 @@
+//! Pages and slots of a batch: everything that outlives a forward is read and written here.
+//!
+//! Order of one layer, for every sequence of the batch:
+//!
+//! ```text
+//! pool      reads compressor rings before the chunk, and the chunk's projections
+//! publish   writes the entries to pages, then the rings: last pool_len positions of the chunk
+//! keys      reads indexer rows of every visible entry         CSA layers
+//! window    reads window rows before the chunk, then writes the chunk's last ones
+//! entries   reads compressed rows that some token attends to
+//! ```
+//!
+//! - A ring row is read only for a position that the request has computed; positions before zero
+//!   are left out of a pool. So a recycled slot needs no reset.
+//! - The window is read before it is written: with rings no longer than window and drafts, a long
+//!   chunk's last rows replace rows that its first tokens see.
+//! - Rows that nothing reads are not decoded: what lies in them cannot show.
+
+use rayon::prelude::*;
+use statepages_copy::HostArena;
+use statepages_geometry::{PageBytes, SlotBytes, StateField};
+use statepages_page::{PageId, Tokens};
+
+use crate::batch::Span;
+use crate::kernel::norm::{NormWeight, rms_norm};
+use crate::kernel::pool::{Pooled, pool};
+use crate::pass::Pass;
+use crate::rope::{Turn, turn};
+use crate::tile::{Projections, Rows32, Tile};
+use crate::weights::CompressorWeights;
+
+/// The tiles of a batch, all of the same length but the last.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles<'a> {
+    pub(crate) tiles: &'a [Tile],
+    pub(crate) len: usize,
+}
+
+/// Entries that a batch completes in one layer.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    /// Sequence and entry number.
+    places: Vec<(usize, u32)>,
+    /// `[entries][width]`.
+    main: Vec<f32>,
+    /// `[entries][index width]`, in CSA layers.
+    index: Vec<f32>,
+}
+
+/// What one compressor pools.
+struct Source<'a> {
+    weights: &'a CompressorWeights,
+    of_tile: fn(&Tile) -> &Projections,
+    value: StateField,
+    score: StateField,
+}
+
+fn sources<'a>(pass: &Pass<'a>) -> (Source<'a>, Option<Source<'a>>) {
+    let compressed = pass.weights.attn.compressed.as_ref();
+    let compressed = compressed.expect("the layer has compressed entries");
+    let (value, score) = if pass.indexed() {
+        (StateField::CsaMainKv, StateField::CsaMainScore)
+    } else {
+        (StateField::HcaMainKv, StateField::HcaMainScore)
+    };
+    let main = Source { weights: &compressed.main, of_tile: |tile| &tile.main, value, score };
+    let index = compressed.indexer.as_ref().map(|indexer| Source {
+        weights: &indexer.compressor,
+        of_tile: |tile| &tile.index,
+        value: StateField::CsaIndexKv,
+        score: StateField::CsaIndexScore,
+    });
+    (main, index)
+}
+
+fn slot_row<'a>(arena: &'a HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a [u8] {
+    &arena.slot(at.plane, span.slot)[at.bytes.clone()]
+}
+
+fn slot_row_mut<'a>(arena: &'a mut HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a mut [u8] {
+    &mut arena.slot_mut(at.plane, span.slot)[at.bytes.clone()]
+}
+
+fn page_row<'a>(arena: &'a HostArena, pages: &[PageId], at: &PageBytes) -> &'a [u8] {
+    &arena.page(at.region, pages[at.block])[at.bytes.clone()]
+}
+
+fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) -> &'a mut [u8] {
+    &mut arena.page_mut(at.region, pages[at.block])[at.bytes.clone()]
+}
+
+impl Tiles<'_> {
+    fn row<'a>(&'a self, flat: usize, rows: impl Fn(&'a Tile) -> (&'a [f32], usize)) -> &'a [f32] {
+        let (data, columns) = rows(&self.tiles[flat / self.len]);
+        &data[flat % self.len * columns..][..columns]
+    }
+}
+
+impl Entries {
+    /// Pools the entries that the batch completes.
+    pub(crate) fn pool(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
+        self.places.clear();
+        for (sequence, span) in pass.plan.spans.iter().enumerate() {
+            let entries = span.start / pass.ratio..span.end / pass.ratio;
+            self.places.extend(entries.map(|entry| (sequence, entry)));
+        }
+        let dims = &pass.core.dims;
+        let (main, index) = sources(pass);
+        let places = &self.places;
+        let fill = |rows: &mut Vec<f32>, width: usize, source: &Source<'_>| {
+            rows.resize(places.len() * width, 0.0);
+            let rows = rows.par_chunks_exact_mut(width).zip(places);
+            rows.for_each(|(row, &place)| source.pool(pass, tiles, arena, place, row));
+        };
+        fill(&mut self.main, dims.width, &main);
+        if let Some(index) = index {
+            fill(&mut self.index, dims.index_width, &index);
+        }
+    }
+
+    /// Writes the pooled entries to their pages, then the compressor rings.
+    pub(crate) fn publish(&self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
+        let (core, dims) = (pass.core, &pass.core.dims);
+        let pages = |sequence: usize| pass.plan.spans[sequence].pages;
+        for (row, &(sequence, entry)) in self.main.chunks_exact(dims.width).zip(&self.places) {
+            let at = core.geometry.compressed_row(pass.cache, entry, 0);
+            core.kv.encode(row, page_row_mut(arena, pages(sequence), &at));
+        }
+        let (main, index) = sources(pass);
+        if index.is_some() {
+            let rows = self.index.chunks_exact(dims.index_width).zip(&self.places);
+            for (row, &(sequence, entry)) in rows {
+                let at = core.geometry.indexer_row(pass.cache, entry).data;
+                core.index.encode(row, page_row_mut(arena, pages(sequence), &at));
+            }
+        }
+        for source in [Some(main), index].into_iter().flatten() {
+            for span in &pass.plan.spans {
+                source.store(pass, tiles, arena, span);
+            }
+        }
+    }
+}
+
+impl Source<'_> {
+    /// Pools one entry: its positions from the ring before the chunk, from the chunk after.
+    fn pool(
+        &self,
+        pass: &Pass<'_>,
+        tiles: Tiles<'_>,
+        arena: &HostArena,
+        (sequence, entry): (usize, u32),
+        row: &mut [f32],
+    ) {
+        let (core, width) = (pass.core, row.len());
+        let span = &pass.plan.spans[sequence];
+        let end = (entry + 1) * pass.ratio;
+        let first = end.saturating_sub(pass.pool_len());
+        let pooled: Vec<Pooled<'_>> = (first..end)
+            .map(|position| {
+                // Where pools overlap, the previous block's share is the first half of the columns.
+                let own = pass.indexed() && position >= end - pass.ratio;
+                let columns = if own { width..2 * width } else { 0..width };
+                let (value, score) = if position < span.start {
+                    let ring = |field| {
+                        let position = Tokens::new(position);
+                        let at = core.geometry.state_row(pass.cache, field, position);
+                        bytemuck::cast_slice(slot_row(arena, span, &at))
+                    };
+                    (ring(self.value), ring(self.score))
+                } else {
+                    let flat = span.flat(position);
+                    let of = |tile| (self.of_tile)(tile);
+                    (
+                        tiles.row(flat, |tile| (&of(tile).values, of(tile).columns)),
+                        tiles.row(flat, |tile| (&of(tile).scores, of(tile).columns)),
+                    )
+                };
+                Pooled { value: &value[columns.clone()], score: &score[columns] }
+            })
+            .collect();
+        pool(core.machine, &pooled, row);
+        let norm = NormWeight::Each(&self.weights.norm);
+        rms_norm(core.machine, row, width, norm, core.config.rms_norm_eps);
+        let mut angles = Vec::with_capacity(pass.rope().pairs());
+        pass.rope().angles(entry * pass.ratio, &mut angles);
+        turn(row, &angles, Turn::Forward);
+    }
+
+    /// Writes the chunk's last positions to the rings.
+    fn store(&self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena, span: &Span<'_>) {
+        let first = span.end.saturating_sub(pass.pool_len()).max(span.start);
+        for position in first..span.end {
+            let flat = span.flat(position);
+            let of = |tile| (self.of_tile)(tile);
+            let value = tiles.row(flat, |tile| (&of(tile).values, of(tile).columns));
+            let score = tiles.row(flat, |tile| (&of(tile).scores, of(tile).columns));
+            for (field, row) in [(self.value, value), (self.score, score)] {
+                let position = Tokens::new(position);
+                let at = pass.core.geometry.state_row(pass.cache, field, position);
+                slot_row_mut(arena, span, &at).copy_from_slice(bytemuck::cast_slice(row));
+            }
+        }
+    }
+}
+
+impl Rows32 {
+    /// Makes room for `rows` rows of each sequence; what they hold is left to the caller.
+    fn place(&mut self, spans: &[Span<'_>], width: usize, rows: impl Fn(&Span<'_>) -> u32) {
+        self.first.clear();
+        let mut total = 0;
+        for span in spans {
+            self.first.push(total);
+            total += rows(span) as usize;
+        }
+        // Never shrunk: rows that are not decoded are never read.
+        if self.data.len() < total * width {
+            self.data.resize(total * width, 0.0);
+        }
+    }
+
+    fn row_mut(&mut self, sequence: usize, row: usize, width: usize) -> &mut [f32] {
+        &mut self.data[(self.first[sequence] + row) * width..][..width]
+    }
+
+    /// Indexer rows of every entry that the batch can see.
+    pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
+        let (core, width) = (pass.core, pass.core.dims.index_width);
+        self.place(&pass.plan.spans, width, |span| span.end / pass.ratio);
+        for (sequence, span) in pass.plan.spans.iter().enumerate() {
+            for entry in 0..span.end / pass.ratio {
+                let at = core.geometry.indexer_row(pass.cache, entry).data;
+                let row = self.row_mut(sequence, entry as usize, width);
+                core.index.decode(page_row(arena, span.pages, &at), row);
+            }
+        }
+    }
+
+    /// Compressed rows that some token of the batch attends to.
+    pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
+        let (core, width) = (pass.core, pass.core.dims.width);
+        self.place(&pass.plan.spans, width, |span| span.end / pass.ratio);
+        for (sequence, span) in pass.plan.spans.iter().enumerate() {
+            let visible = span.end / pass.ratio;
+            let mut needed = vec![!pass.indexed(); visible as usize];
+            if pass.indexed() {
+                for position in span.start..span.end {
+                    let flat = span.flat(position);
+                    let tile = &tiles.tiles[flat / tiles.len];
+                    for &entry in tile.chosen_of(flat % tiles.len) {
+                        needed[entry as usize] = true;
+                    }
+                }
+            }
+            for entry in (0..visible).filter(|&entry| needed[entry as usize]) {
+                let at = core.geometry.compressed_row(pass.cache, entry, 0);
+                let row = self.row_mut(sequence, entry as usize, width);
+                core.kv.decode(page_row(arena, span.pages, &at), row);
+            }
+        }
+    }
+
+    /// Window rows of every token of the batch; then the rings take the chunk's last rows.
+    pub(crate) fn exchange_window(
+        &mut self,
+        pass: &Pass<'_>,
+        tiles: Tiles<'_>,
+        arena: &mut HostArena,
+    ) {
+        let (core, width, window) = (pass.core, pass.core.dims.width, pass.core.dims.window);
+        self.place(&pass.plan.spans, width, |span| span.end - span.window_start(window));
+        for (sequence, span) in pass.plan.spans.iter().enumerate() {
+            let first = span.window_start(window);
+            let at = |position| core.geometry.window_row(pass.cache, Tokens::new(position), 0);
+            let own = |position| tiles.row(span.flat(position), |tile| (&tile.kv, width));
+            for position in first..span.start {
+                let row = self.row_mut(sequence, (position - first) as usize, width);
+                core.kv.decode(slot_row(arena, span, &at(position)), row);
+            }
+            for position in span.start..span.end {
+                let row = self.row_mut(sequence, (position - first) as usize, width);
+                row.copy_from_slice(own(position));
+            }
+            for position in span.end.saturating_sub(window).max(span.start)..span.end {
+                core.kv.encode(own(position), slot_row_mut(arena, span, &at(position)));
+            }
+        }
+    }
+}
