@@ -4,7 +4,7 @@
 //! a batch that is still in flight are filed here, before the batch that moves their slot on; all
 //! others were filed with their results. The drain is last, and happens only for a batch with rows.
 
-use statepages_page::{Boundary, RequestId, Tokens};
+use statepages_page::{Boundary, MaintenanceOps, RequestId, SlotId, Tokens};
 use statepages_store::{
     Admit, AdmitReport, AdmitRequest, Ahead, Append, Filed, Progress, Residency,
 };
@@ -305,9 +305,27 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             admissions.push(running.admission);
         }
         self.totals.batches += 1;
-        let restored = batch.ops.restores.iter().map(|op| op.slot).collect();
+        let copied = self.copied(&batch.ops);
         let trust = Trust::Sound;
-        self.flights.push_back(Flight { id: batch.id, receipt, admissions, restored, trust });
+        self.flights.push_back(Flight { id: batch.id, receipt, admissions, copied, trust });
         batch
+    }
+
+    /// The residencies that a batch's copies touch: a store may ride a batch that its request has no
+    /// row in, and so may the restore of a parked request.
+    fn copied(&self, ops: &MaintenanceOps) -> Vec<Admission> {
+        if ops.is_empty() {
+            return Vec::new();
+        }
+        let touched = |slot: SlotId| {
+            ops.stores.iter().any(|op| op.slot == slot)
+                || ops.restores.iter().any(|op| op.slot == slot)
+        };
+        let residents = self.running.values().chain(self.parked.values());
+        residents
+            .filter_map(|request| self.sequences[request].resident())
+            .filter(|(_, residency)| touched(residency.slot()))
+            .map(|(admission, _)| admission)
+            .collect()
     }
 }

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use statepages_page::{BatchId, Domain, LayoutId, RequestId, SlotId, Tokens};
+use statepages_page::{BatchId, Domain, LayoutId, RequestId, Tokens};
 use statepages_store::{ControlPlane, Outcome, Receipt, Residency};
 
 use crate::connector::{Connector, LoadId, NoConnector};
@@ -79,8 +79,8 @@ pub(crate) struct Flight {
     pub(crate) receipt: Receipt,
     /// The residency of each row, in row order.
     pub(crate) admissions: Vec<Admission>,
-    /// Slots that the batch's restores write.
-    pub(crate) restored: Vec<SlotId>,
+    /// Residencies whose slot the batch's copies read or write, with a row in it or without.
+    pub(crate) copied: Vec<Admission>,
     pub(crate) trust: Trust,
 }
 

@@ -1,13 +1,13 @@
 //! Remote loads of parked requests: arriving, landing, failing, called off.
 
-use statepages_page::{RequestId, SlotId};
+use statepages_page::RequestId;
 use statepages_store::Residency;
 
 use crate::connector::{Connector, LoadDone, LoadId, LoadOutcome};
 use crate::engine::Engine;
 use crate::output::{LoadEnd, Output};
 use crate::runner::Runner;
-use crate::sequence::LoadStage;
+use crate::sequence::{Admission, LoadStage};
 
 impl<R: Runner, C: Connector> Engine<R, C> {
     pub(crate) fn load_done(&mut self, done: LoadDone) {
@@ -71,7 +71,8 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let LoadStage::Arrived { state, behind } = &parked.load.stage else { return };
         let slot = parked.residency.slot();
         let touched = self.flights.iter().any(|flight| {
-            behind.is_some_and(|behind| flight.id <= behind) || flight.restored.contains(&slot)
+            behind.is_some_and(|behind| flight.id <= behind)
+                || flight.copied.contains(&parked.admission)
         });
         if touched {
             return;
@@ -97,24 +98,20 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         self.outputs.push_back(Output::Unparked { request, load: LoadEnd::Landed(to) });
     }
 
-    /// A failed batch carried the restores of these slots: a parked request that owns one holds
-    /// unknown bytes, and computes locally.
-    pub(crate) fn unload_spoilt(&mut self, slots: &[SlotId]) {
-        let spoilt = |&(_, &request): &(&LoadId, &RequestId)| {
+    /// A failed batch carried the restore of this residency: where it is parked still, its request
+    /// computes locally.
+    pub(crate) fn unload_spoilt(&mut self, admission: Admission) {
+        let spoilt = self.parked.iter().find_map(|(&load, &request)| {
             let parked = self.sequences[&request].parked().expect("listed as parked");
-            slots.contains(&parked.residency.slot())
-        };
-        let spoilt: Vec<_> =
-            self.parked.iter().filter(spoilt).map(|(&load, &request)| (load, request)).collect();
-        for (load, request) in spoilt {
-            let parked = self.sequences[&request].parked().expect("listed as parked");
-            let flying = matches!(parked.load.stage, LoadStage::Flying);
-            let residency = self.unload(request);
-            if flying {
-                self.drain(load, residency);
-            } else {
-                self.control.release(residency);
-            }
+            (parked.admission == admission).then_some((load, request, &parked.load.stage))
+        });
+        let Some((load, request, stage)) = spoilt else { return };
+        let flying = matches!(stage, LoadStage::Flying);
+        let residency = self.unload(request);
+        if flying {
+            self.drain(load, residency);
+        } else {
+            self.control.release(residency);
         }
     }
 

@@ -210,6 +210,15 @@ impl Sequence {
         }
     }
 
+    /// Its slot and pages, where it holds any.
+    pub(crate) const fn resident(&self) -> Option<(Admission, &Residency)> {
+        match &self.state {
+            State::Running(Running { admission, residency, .. })
+            | State::Parked(Parked { admission, residency, .. }) => Some((*admission, residency)),
+            State::Waiting | State::Preempted | State::Finished(_) => None,
+        }
+    }
+
     /// The running part together with the keys it is advanced by.
     pub(crate) const fn running_mut(&mut self) -> Option<(&mut Running, &PromptKeys)> {
         match &mut self.state {

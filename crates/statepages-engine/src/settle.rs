@@ -104,13 +104,19 @@ impl<R: Runner, C: Connector> Engine<R, C> {
     fn fail(&mut self, batch: &StepBatch, flight: Flight, error: Option<&RunError>) {
         self.totals.batches_failed += 1;
         self.control.settle(flight.receipt, Outcome::Failed);
-        for later in &mut self.flights {
-            later.trust = Trust::Spoilt;
+        // Batches built from here on rest on nothing of this one, nor of those it has spoilt: their
+        // requests give up their residencies, and what those write meanwhile is written over.
+        if error.is_some() {
+            for later in &mut self.flights {
+                later.trust = Trust::Spoilt;
+            }
         }
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
         }
-        self.unload_spoilt(&flight.restored);
+        for admission in flight.copied {
+            self.fail_copied(admission);
+        }
     }
 
     fn fail_row(&mut self, row: &Row, admission: Admission, error: Option<&RunError>) {
@@ -126,5 +132,14 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
         }
         self.preempt(row.request, PreemptCause::BatchFailed);
+    }
+
+    /// A copy of the failed batch touched the residency's slot: nobody knows what it holds.
+    fn fail_copied(&mut self, admission: Admission) {
+        if let Some(&request) = self.running.get(&admission) {
+            self.preempt(request, PreemptCause::BatchFailed);
+        } else {
+            self.unload_spoilt(admission);
+        }
     }
 }

@@ -159,7 +159,8 @@ fn g4_simultaneous_crossings_cost_no_live_request_a_step() {
         };
         let mut harness = setup.harness();
         for id in 0..64 {
-            harness.submit(request(id, &text(id as u32, 12), 40));
+            // One block of prompt: no prefill is cut, so every step is one of decoding.
+            harness.submit(request(id, &text(id as u32, 4), 48));
         }
         harness.finish();
         harness.verify();

@@ -11,7 +11,7 @@ use statepages_geometry::Dsv4Geometry;
 use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk};
 use crate::choice::{Choices, OwnChoices};
 use crate::config::ModelConfig;
-use crate::kernel::gemm::{Rows, RowsMut, gemm};
+use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::pass::{Core, Pass, PerThread};
 use crate::row::RowFormat;
@@ -124,6 +124,27 @@ impl Model {
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.core.config
+    }
+
+    /// Runs a fixed load of the forward's own matrix kernel, alone, on all threads, and returns its
+    /// floating-point operations: the yardstick of the forward's speed.
+    pub fn run_products(&mut self) -> u64 {
+        let (rows, n, k) = (TILE_TOKENS, 512, 512);
+        let (tiles, rounds) = (2 * self.threads, 4);
+        let machine = self.core.machine;
+        let weights = Matrix::pack(n, k, &vec![0.5; n * k]);
+        self.pool.install(|| {
+            (0..tiles).into_par_iter().for_each(|_| {
+                let a = vec![0.25; rows * k];
+                let mut c = vec![0.0; rows * n];
+                for _ in 0..rounds {
+                    let a = Rows { data: &a, stride: k };
+                    gemm(machine, rows, a, &weights, RowsMut { data: &mut c, stride: n });
+                    std::hint::black_box(&c);
+                }
+            });
+        });
+        (2 * tiles * rounds * rows * n * k) as u64
     }
 
     /// Computes the batch's tokens: reads and writes the sequences' slots and pages, and puts the

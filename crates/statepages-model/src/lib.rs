@@ -17,6 +17,7 @@
 mod batch;
 mod choice;
 mod config;
+mod flops;
 mod forward;
 mod kernel;
 mod moe;
@@ -31,6 +32,7 @@ mod weights;
 pub use batch::{ForwardError, Logits, LogitsWanted, SequenceChunk};
 pub use choice::{ChoiceAt, Choices};
 pub use config::{ConfigError, ModelConfig, Yarn};
+pub use flops::forward_flops;
 pub use forward::{Model, ModelError, RunOptions};
 pub use kernel::lanes::{Isa, IsaUnavailable};
 pub use seeded::SeededTensors;

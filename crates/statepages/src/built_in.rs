@@ -77,12 +77,7 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
     let layout = geometry.layout();
-    let spec = CheckpointSpec::new(
-        layout.page.page_bytes(),
-        layout.slot.slot_bytes(),
-        layout.image.image_bytes(),
-        layout.id.clone(),
-    )?;
+    let spec = CheckpointSpec::of(layout)?;
     tracing::info!("{}", StartupFacts::of(&spec));
     let interval = args.state_checkpoint_interval_tokens;
     let (interval, snapped) = CheckpointInterval::parse(interval, block)

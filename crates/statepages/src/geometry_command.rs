@@ -41,7 +41,7 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
         writeln!(out, "{}", Value::Object(facts))?;
     } else {
         let mut table = Table::new();
-        table.load_preset(NOTHING);
+        table.load_style(NOTHING);
         for (name, value) in &facts {
             let shown = match (name.ends_with("_bytes"), value.as_u64()) {
                 (true, Some(bytes)) => size::shown(Bytes::new(bytes)),

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
@@ -22,13 +21,20 @@ use crate::demo::{Round, Served, hex};
 const SECONDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// One label.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Label(&'static str, String);
+/// A set of one label: its name and its value.
+type Label = [(&'static str, String); 1];
 
-impl EncodeLabelSet for Label {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> std::fmt::Result {
-        (self.0, self.1.as_str()).encode(encoder.encode_label())
+fn label(name: &'static str, value: &str) -> Label {
+    [(name, value.to_owned())]
+}
+
+/// A histogram of durations.
+#[derive(Clone)]
+struct Seconds;
+
+impl MetricConstructor<Histogram> for Seconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(SECONDS)
     }
 }
 
@@ -38,8 +44,8 @@ pub(crate) struct MetricsOut {
     lines: File,
     lines_path: PathBuf,
     outcomes: Family<Label, Counter>,
-    queue: Family<Label, Histogram>,
-    ttft: Family<Label, Histogram>,
+    queue: Family<Label, Histogram, Seconds>,
+    ttft: Family<Label, Histogram, Seconds>,
 }
 
 impl MetricsOut {
@@ -53,14 +59,13 @@ impl MetricsOut {
         let mut name = text.file_name().unwrap_or_default().to_owned();
         name.push(".jsonl");
         let lines_path = text.with_file_name(name);
-        let seconds = || Family::new_with_constructor(|| Histogram::new(SECONDS) as Histogram);
         Ok(Self {
             text: text.to_owned(),
             lines: create(&lines_path)?,
             lines_path,
             outcomes: Family::default(),
-            queue: seconds(),
-            ttft: seconds(),
+            queue: Family::new_with_constructor(Seconds),
+            ttft: Family::new_with_constructor(Seconds),
         })
     }
 
@@ -72,10 +77,9 @@ impl MetricsOut {
         served: &Served,
         reason: &FinishReason,
     ) -> Result<()> {
-        let of = |name, value: &str| Label(name, value.to_owned());
-        self.outcomes.get_or_create(&of("outcome", outcome(reason))).inc();
-        self.queue.get_or_create(&of("round", round)).observe(served.queue.as_secs_f64());
-        self.ttft.get_or_create(&of("round", round)).observe(served.ttft.as_secs_f64());
+        self.outcomes.get_or_create(&label("outcome", outcome(reason))).inc();
+        self.queue.get_or_create(&label("round", round)).observe(served.queue.as_secs_f64());
+        self.ttft.get_or_create(&label("round", round)).observe(served.ttft.as_secs_f64());
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         let losses = LossReason::ALL.into_iter();
         let lost: serde_json::Map<_, _> = losses
@@ -145,7 +149,7 @@ fn totals(registry: &mut Registry, rounds: &[&Round], snapshot: &Snapshot) {
     let lost: Family<Label, Counter> = Family::default();
     for reason in LossReason::ALL {
         let tokens: usize = rounds.iter().map(|round| round.lost(reason)).sum();
-        lost.get_or_create(&Label("reason", reason.name().into())).inc_by(tokens as u64);
+        lost.get_or_create(&label("reason", reason.name())).inc_by(tokens as u64);
     }
     registry.register("lost_tokens", "Prompt tokens computed, by what was lost", lost);
     let fates: Family<Label, Counter> = Family::default();
@@ -167,7 +171,7 @@ fn totals(registry: &mut Registry, rounds: &[&Round], snapshot: &Snapshot) {
         ("failed", counters.failed),
         ("lost_duplicates", counters.lost_duplicates),
     ] {
-        fates.get_or_create(&Label("fate", fate.into())).inc_by(value);
+        fates.get_or_create(&label("fate", fate)).inc_by(value);
     }
     registry.register("checkpoints", "What became of the boundaries asked for", fates);
     let pages: Family<Label, Gauge> = Family::default();
@@ -182,7 +186,7 @@ fn totals(registry: &mut Registry, rounds: &[&Round], snapshot: &Snapshot) {
         (&records, "ready", gauges.ready),
         (&records, "evicting", gauges.evicting),
     ] {
-        family.get_or_create(&Label("state", state.into())).set(i64::from(value));
+        family.get_or_create(&label("state", state)).set(i64::from(value));
     }
     registry.register("pages", "The pool by state", pages);
     registry.register("checkpoint_records", "Records by state", records);

@@ -122,7 +122,7 @@ fn round_json(round: &Round) -> Value {
 
 fn table(rounds: &[Round]) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header([
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
         "round", "kind", "requests", "prompt", "computed", "KV hit", "resumed", "allowed",
         "lost, by reason", "queue ms", "TTFT ms", "identical",
     ]);

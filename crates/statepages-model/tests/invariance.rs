@@ -1,0 +1,318 @@
+//! A token's logits are the same bits, however its request was computed.
+
+mod harness;
+
+use std::sync::{Arc, LazyLock};
+
+use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_config, tokens};
+use proptest::prelude::*;
+use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
+use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
+use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, Segment, SlotId};
+
+const NAN: [u8; 4] = [0xff, 0xff, 0xff, 0xff];
+/// 3.4e38 as f32, and as two bf16.
+const HUGE: [u8; 4] = [0x7f, 0x7f, 0x7f, 0x7f];
+
+static SMALL: LazyLock<Arc<Weights>> =
+    LazyLock::new(|| Arc::new(Weights::seeded(&small_config(), 3).expect("weights")));
+
+fn small_tokens(seed: u32, n: usize) -> Vec<u32> {
+    tokens(seed, n, SMALL.config().vocab_size)
+}
+
+/// Logits of a request computed alone, whole, on clean memory.
+fn alone(weights: &Arc<Weights>, rows: Rows, tokens: &[u32]) -> Vec<f32> {
+    let logits =
+        Rig::new(weights, rows, Isa::Auto, 1).request(0, &pages(0, 1, 5), tokens, &[tokens.len()]);
+    assert!(logits.iter().all(|x| x.is_finite()), "logits are numbers");
+    logits
+}
+
+#[track_caller]
+fn same(got: &[f32], want: &[f32], vocab: u32, what: impl std::fmt::Display) {
+    if let Some(i) = first_difference(got, want) {
+        panic!("{what}: token {} differs", i / vocab as usize);
+    }
+}
+
+#[test]
+fn every_chunk_size() {
+    let ids = small_tokens(1, 270);
+    for rows in [Rows::F32, Rows::Bf16] {
+        let want = alone(&SMALL, rows, &ids);
+        let mut rig = Rig::new(&SMALL, rows, Isa::Auto, 2);
+        let (first, last) = (1, if rows == Rows::F32 { ids.len() } else { 40 });
+        for chunk in first..=last {
+            // A new slot and other pages each time, dirty from the rounds before.
+            let slot = chunk as u32 % SLOTS;
+            let table = pages(chunk as u32 * 5, 7, 2);
+            let got = rig.request(slot, &table, &ids, &[chunk]);
+            same(&got, &want, SMALL.config().vocab_size, format!("{rows:?}, chunks of {chunk}"));
+        }
+    }
+}
+
+#[test]
+fn every_cut_near_a_boundary() {
+    let ids = small_tokens(2, 700);
+    let want = alone(&SMALL, Rows::Bf16, &ids);
+    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    for boundary in [128, 256, 512] {
+        for first in boundary - 5..=boundary + 5 {
+            for second in [1, 2, 3, 4, 5, 127, 128, 129, 700] {
+                let got = rig.request(1, &pages(3, 5, 3), &ids, &[first, second, 700]);
+                let what = format!("cut at {first} and {second} later");
+                same(&got, &want, SMALL.config().vocab_size, what);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_machine_and_thread_count() {
+    let ids = small_tokens(3, 530);
+    let want = alone(&SMALL, Rows::F32, &ids);
+    let mut tried = 0;
+    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+        let geometry = harness::geometry(SMALL.config(), Rows::F32, 0);
+        let threads = std::num::NonZeroUsize::MIN;
+        if Model::new(SMALL.clone(), &geometry, RunOptions { isa, threads }).is_err() {
+            println!("{isa:?} is not tested: the machine lacks it");
+            continue;
+        }
+        tried += 1;
+        for threads in [1, 2, 3, 7] {
+            for chunks in [&[530][..], &[1, 200, 49, 48], &[97]] {
+                let mut rig = Rig::new(&SMALL, Rows::F32, isa, threads);
+                let got = rig.request(0, &pages(2, 1, 3), &ids, chunks);
+                let what = format!("{isa:?} on {threads} threads in {chunks:?}");
+                same(&got, &want, SMALL.config().vocab_size, what);
+            }
+        }
+    }
+    assert!(tried > 0, "scalar operations exist everywhere");
+}
+
+/// The demo model's row widths and expert count take other tiles than the small ones.
+#[test]
+fn production_rows_on_every_machine() {
+    let weights = Arc::new(Weights::seeded(&ModelConfig::demo(), 1).expect("weights"));
+    let vocab = weights.config().vocab_size;
+    let ids = tokens(4, 300, vocab);
+    let want = alone(&weights, Rows::Bf16, &ids);
+    let got = Rig::new(&weights, Rows::Bf16, Isa::Auto, 2).request(0, &pages(2, 1, 2), &ids, &[61]);
+    same(&got, &want, vocab, "chunks of 61");
+    for isa in [Isa::Avx2, Isa::Avx512] {
+        let geometry = harness::geometry(weights.config(), Rows::Bf16, 0);
+        let threads = std::num::NonZeroUsize::MIN;
+        if Model::new(weights.clone(), &geometry, RunOptions { isa, threads }).is_ok() {
+            let mut rig = Rig::new(&weights, Rows::Bf16, isa, 1);
+            let got = rig.request(0, &pages(2, 1, 2), &ids, &[300]);
+            same(&got, &want, vocab, format!("{isa:?}"));
+        }
+    }
+    // Plain operations are slow where fused multiply-adds are emulated: a few tokens do.
+    let few = 12;
+    let got = Rig::new(&weights, Rows::Bf16, Isa::Scalar, 2).request(
+        0,
+        &pages(2, 1, 2),
+        &ids[..few],
+        &[5],
+    );
+    same(&got, &want[..few * vocab as usize], vocab, "scalar");
+}
+
+#[test]
+fn what_memory_held_before() {
+    let ids = small_tokens(5, 560);
+    let vocab = SMALL.config().vocab_size;
+    for rows in [Rows::F32, Rows::Bf16] {
+        let want = alone(&SMALL, rows, &ids);
+        for pattern in [NAN, HUGE] {
+            for chunks in [&[560][..], &[3, 250, 1]] {
+                let mut rig = Rig::new(&SMALL, rows, Isa::Auto, 2);
+                rig.fill(pattern);
+                let got = rig.request(3, &pages(4, 9, 3), &ids, chunks);
+                same(&got, &want, vocab, format!("{rows:?} over {pattern:x?} in {chunks:?}"));
+            }
+        }
+        // Another tenant's valid state in every slot and page.
+        let mut rig = Rig::new(&SMALL, rows, Isa::Auto, 2);
+        for slot in 0..SLOTS {
+            let theirs = small_tokens(50 + slot, 900);
+            rig.request(slot, &pages(slot * 4, 1, 4), &theirs, &[300]);
+        }
+        let got = rig.request(3, &pages(4, 9, 3), &ids, &[100]);
+        same(&got, &want, vocab, format!("{rows:?} over another tenant's state"));
+    }
+}
+
+#[test]
+fn nobody_elses_memory_is_touched() {
+    let ids = small_tokens(6, 300);
+    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    rig.fill(HUGE);
+    let mine = pages(4, 9, 2);
+    rig.request(3, &mine, &ids, &[100]);
+    let layout = rig.geometry.layout();
+    let intact = |bytes: &[u8]| bytes.iter().all(|&b| b == HUGE[0]);
+    for region in 0..layout.page.regions().len() {
+        let others = (0..PAGES).map(PageId::new).filter(|page| !mine.contains(page));
+        for page in others {
+            assert!(intact(rig.arena.page(region, page)), "page {page} was written");
+        }
+    }
+    for plane in 0..layout.slot.planes().len() {
+        for slot in (0..SLOTS).filter(|&slot| slot != 3) {
+            assert!(intact(rig.arena.slot(plane, SlotId::new(slot))), "slot {slot} was written");
+        }
+    }
+}
+
+/// Copies what an image rule carries at `boundary`, by the layout's own words.
+fn carry(rig: &mut Rig, image: &ImageLayout, boundary: Boundary, from: SlotId, to: SlotId) {
+    for segment in image.segments() {
+        let plane = usize::from(segment.plane());
+        let ranges: Vec<(u64, u64)> = match *segment {
+            Segment::Fixed { offset, len, .. } => vec![(offset, len)],
+            Segment::Ring { run, .. } => (0..run.rows)
+                .map(|row| (run.row_offset(row, boundary), u64::from(run.row_bytes)))
+                .collect(),
+        };
+        for (offset, len) in ranges {
+            let range = offset as usize..(offset + len) as usize;
+            let bytes = rig.arena.slot(plane, from)[range.clone()].to_vec();
+            rig.arena.slot_mut(plane, to)[range].copy_from_slice(&bytes);
+        }
+    }
+}
+
+#[test]
+fn resuming_from_an_image() {
+    let ids = small_tokens(7, 900);
+    let vocab = SMALL.config().vocab_size as usize;
+    for drafts in [0, 1, 3] {
+        let mut rig = Rig::with_drafts(&SMALL, Rows::Bf16, Isa::Auto, 2, drafts);
+        let want = rig.request(0, &pages(0, 1, 4), &ids, &[900]);
+        for rule in [ImageRule::Whole, ImageRule::Carried, ImageRule::Live] {
+            let options = CacheOptions { image: rule, ..*rig.geometry.options() };
+            let image = Dsv4Geometry::new(rig.geometry.config(), &options).expect("caches");
+            for boundary in [256usize, 512, 768] {
+                rig.fill(NAN);
+                let mut table = pages(1, 5, 4);
+                let prefix = rig.request(2, &table, &ids[..boundary], &[200]);
+                same(&prefix, &want[..boundary * vocab], vocab as u32, "the prefix");
+                // What the first request did after the boundary must not matter: overrun it as far
+                // as the rings have slack for, in pages of its own.
+                let keep = boundary / 256;
+                let mut scratch = table[..keep].to_vec();
+                scratch.extend(pages(22, 1, 1));
+                let more = small_tokens(70, 1 + drafts as usize);
+                let overrun = &more[..drafts as usize];
+                if !overrun.is_empty() {
+                    let (slot, start) = (2, boundary);
+                    rig.batch(&[Piece { slot, pages: &scratch, start, tokens: overrun }]);
+                }
+                let at = BLOCK_TOKENS.boundary_at(statepages_page::Tokens::new(boundary as u32));
+                let at = at.expect("a boundary");
+                carry(&mut rig, &image.layout().image, at, SlotId::new(2), SlotId::new(4));
+                table.truncate(keep);
+                table.extend(pages(3, 4, 4 - keep as u32));
+                let (slot, tokens) = (4, &ids[boundary..]);
+                let rest = rig.batch(&[Piece { slot, pages: &table, start: boundary, tokens }]);
+                let what = format!("{rule:?} image at {boundary} with {drafts} drafts");
+                same(&rest[0], &want[boundary * vocab..], vocab as u32, what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_slot_shows() {
+    let ids = small_tokens(8, 300);
+    let vocab = SMALL.config().vocab_size as usize;
+    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    let want = rig.request(0, &pages(0, 1, 2), &ids, &[300]);
+    rig.request(1, &pages(4, 1, 2), &small_tokens(9, 256), &[256]);
+    let (slot, start, tokens) = (1, 256, &ids[256..]);
+    let got = rig.batch(&[Piece { slot, pages: &pages(0, 1, 2), start, tokens }]);
+    let rows = got[0].chunks(vocab).zip(want[start * vocab..].chunks(vocab));
+    let wrong = rows.filter(|(got, want)| got != want).count();
+    assert_eq!(wrong, tokens.len(), "another request's window changes every token");
+}
+
+#[test]
+fn rejected_drafts_leave_no_trace() {
+    let ids = small_tokens(10, 400);
+    let vocab = SMALL.config().vocab_size as usize;
+    for drafts in [1, 3, 5] {
+        let mut rig = Rig::with_drafts(&SMALL, Rows::F32, Isa::Auto, 2, drafts);
+        let want = rig.request(0, &pages(0, 1, 2), &ids, &[400]);
+        let table = pages(7, 3, 2);
+        rig.fill(NAN);
+        let mut got = rig.request(1, &table, &ids[..120], &[120]);
+        let mut start = 120;
+        while start < ids.len() {
+            // The first `right` drafts are accepted; the others are another token's.
+            let right = start % (drafts as usize + 1);
+            let end = ids.len().min(start + 1 + drafts as usize);
+            let mut round = ids[start..end].to_vec();
+            for wrong in round.iter_mut().skip(1 + right) {
+                *wrong = (*wrong + 1) % vocab as u32;
+            }
+            let rows = rig.batch(&[Piece { slot: 1, pages: &table, start, tokens: &round }]);
+            let accepted = round.len().min(1 + right);
+            got.extend_from_slice(&rows[0][..accepted * vocab]);
+            start += accepted;
+        }
+        same(&got, &want, vocab as u32, format!("{drafts} drafts"));
+    }
+}
+
+/// One request's turn in a batch: which request, and how many of its tokens.
+fn schedule() -> impl Strategy<Value = Vec<Vec<(usize, usize)>>> {
+    let length = prop_oneof![3 => Just(1usize), 2 => 2usize..9, 2 => 9usize..150];
+    let batch = proptest::collection::vec((0usize..4, length), 1..5);
+    proptest::collection::vec(batch, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn batch_mixes(schedule in schedule(), threads in 1usize..4) {
+        let vocab = SMALL.config().vocab_size as usize;
+        let requests: Vec<Vec<u32>> =
+            [300, 257, 130, 511].iter().zip(0..).map(|(&n, seed)| small_tokens(seed, n)).collect();
+        static WANT: std::sync::OnceLock<Vec<Vec<f32>>> = std::sync::OnceLock::new();
+        let want = WANT.get_or_init(|| {
+            requests.iter().map(|ids| alone(&SMALL, Rows::Bf16, ids)).collect()
+        });
+        let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, threads);
+        rig.fill(NAN);
+        let tables: Vec<Vec<PageId>> = (0..4).map(|i| pages(i * 3, 13, 2)).collect();
+        let mut done = [0usize; 4];
+        for batch in schedule {
+            let mut pieces: Vec<(usize, Piece<'_>)> = Vec::new();
+            for (request, len) in batch {
+                let ids = &requests[request];
+                let end = ids.len().min(done[request] + len);
+                let start = done[request];
+                if pieces.iter().any(|(other, _)| *other == request) || start == end {
+                    continue;
+                }
+                let slot = 5 - request as u32;
+                let (pages, tokens) = (&tables[request][..], &ids[start..end]);
+                pieces.push((request, Piece { slot, pages, start, tokens }));
+            }
+            let batch: Vec<Piece<'_>> = pieces.iter().map(|(_, piece)| *piece).collect();
+            for ((request, piece), got) in pieces.iter().zip(rig.batch(&batch)) {
+                let from = piece.start * vocab;
+                let want = &want[*request][from..from + got.len()];
+                prop_assert_eq!(first_difference(&got, want), None);
+                done[*request] += piece.tokens.len();
+            }
+        }
+    }
+}
