@@ -56,7 +56,7 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
     let weights = Arc::new(Weights::seeded(&config, args.weights_seed)?);
     let threads = NonZeroUsize::new(threads(args)).expect("no machine has no core");
     let model = Model::new(weights, &geometry, RunOptions { isa: Isa::Auto, threads })?;
-    let runner = CpuRunner::new(model, &geometry, Pages::new(args.pages), args.max_seqs)?;
+    let runner = CpuRunner::new(model, geometry.layout(), Pages::new(args.pages), args.max_seqs)?;
     let parts = EngineParts {
         control,
         limits: RawLimits {
@@ -90,7 +90,7 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         pages_max: Pages::new(args.pages),
         slots: args.max_seqs,
         block,
-        runtime: StateRuntime::new(StateTransfer::copy(layout.id.clone()), Some(spec))?,
+        runtime: StateRuntime::new(StateTransfer::Copy { layout: layout.id.clone() }, Some(spec))?,
         caching: Caching::On,
         interval,
         copying_max: None,
@@ -104,7 +104,6 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
 }
 
 /// The CPU runner, with the demo's fault in front of it.
-#[derive(Debug)]
 pub(crate) struct DemoRunner {
     inner: CpuRunner,
     fault: Option<Fault>,
