@@ -56,11 +56,11 @@ impl Results {
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
         for (title, rounds) in [
-            ("Each request alone", &self.rounds),
+            ("Each request alone (tokens are sums, times are medians)", &self.rounds),
             ("Several requests in flight", &self.concurrent),
         ] {
             if !rounds.is_empty() {
-                text.push_str(&format!("\n{title}\n{}\n", table(rounds)));
+                text.push_str(&format!("\n{title}\n{}\n{}", table(rounds), losses(rounds)));
             }
         }
         let fates = self.counters.fates();
@@ -123,8 +123,16 @@ fn round_json(round: &Round) -> Value {
 fn table(rounds: &[Round]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header([
-        "round", "kind", "requests", "prompt", "computed", "KV hit", "resumed", "allowed",
-        "lost, by reason", "queue ms", "TTFT ms", "identical",
+        "round",
+        "kind",
+        "prompt",
+        "computed",
+        "KV hit",
+        "resumed",
+        "allowed",
+        "queue ms",
+        "TTFT ms",
+        "identical",
     ]);
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -134,7 +142,8 @@ fn table(rounds: &[Round]) -> Table {
             let served: Vec<_> =
                 round.served.iter().filter(|served| served.kind == kind).cloned().collect();
             if !served.is_empty() {
-                let part = Round { name: round.name.clone(), concurrency: round.concurrency, served };
+                let part =
+                    Round { name: round.name.clone(), concurrency: round.concurrency, served };
                 table.add_row(row(&part, kind.name()));
             }
         }
@@ -144,28 +153,38 @@ fn table(rounds: &[Round]) -> Table {
 }
 
 fn row(round: &Round, kind: &str) -> Vec<String> {
-    let lost: Vec<_> = LossReason::ALL
-        .into_iter()
-        .filter(|&reason| round.lost(reason) > 0)
-        .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
-        .collect();
     let (compared, identical) = round.compared();
-    let name = match round.concurrency {
-        1 => round.name.clone(),
-        n => format!("{} x{n}", round.name),
-    };
     vec![
-        name,
-        kind.to_owned(),
-        round.served.len().to_string(),
+        title(round),
+        format!("{} {kind}", round.served.len()),
         round.sum(|s| s.prompt.len()).to_string(),
         round.sum(|s| s.computed).to_string(),
         round.sum(|s| s.report.hit.kv.tokens().index()).to_string(),
         round.sum(Served::realised).to_string(),
         round.sum(|s| s.resumable.unwrap_or(s.realised())).to_string(),
-        lost.join(", "),
         format!("{:.1}", round.p50_ms(|s| s.queue)),
         format!("{:.1}", round.p50_ms(|s| s.ttft)),
         if compared == 0 { "-".to_owned() } else { format!("{identical}/{compared}") },
     ]
+}
+
+fn title(round: &Round) -> String {
+    match round.concurrency {
+        1 => round.name.clone(),
+        n => format!("{} x{n}", round.name.trim_end_matches("_concurrent")),
+    }
+}
+
+/// One line a round: why tokens were computed.
+fn losses(rounds: &[Round]) -> String {
+    let mut text = String::new();
+    for round in rounds {
+        let lost: Vec<_> = LossReason::ALL
+            .into_iter()
+            .filter(|&reason| round.lost(reason) > 0)
+            .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
+            .collect();
+        text.push_str(&format!("  computed in {}: {}\n", title(round), lost.join(", ")));
+    }
+    text
 }
