@@ -585,7 +585,7 @@ fn interval(n: u8) -> CheckpointInterval {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
     fn no_reader_ever_finds_another_word(
