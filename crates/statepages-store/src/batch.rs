@@ -2,22 +2,31 @@
 //!
 //! Order in one drain: relocations, then stores in the order they were filed, then restores in the
 //! order they were queued. A drain happens once per batch that really runs, so a boundary that is
-//! filed while nothing runs waits, and so do a queued restore and its pin.
+//! filed while nothing runs waits, and so do a queued restore and its pin. Where the backend keeps no
+//! order, a boundary also waits while another batch in flight touches its slot.
 
 use statepages_page::{
     BatchId, Boundary, ContentKey, MaintenanceOps, Relocation, RestoreOp, SlotId, StoreOp, Tokens,
 };
 
 use crate::checkpoint::{Image, Written};
+use crate::config::BackendOrder;
 use crate::control::{ControlPlane, Filed, Images, Released};
 use crate::index::Trace;
 use crate::pending::{Entry, Source};
 use crate::placement::KeepReason;
-use crate::receipt::{Cargo, Outcome, Receipt};
+use crate::receipt::{Cargo, Outcome, Proof, Receipt, StoreTicket};
 use crate::residency::{Residency, Scratch};
 use crate::room::Room;
 use crate::slots::{SlotBytes, SlotRelease, Untouch};
 use crate::victim::Notice;
+
+/// How a batch touches a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
 
 /// Where a drained boundary goes.
 enum Verdict {
@@ -32,8 +41,9 @@ impl ControlPlane {
     /// Files a boundary, to be stored from the residency's slot by the next drain. It is dropped
     /// there if the slot no longer stands at `boundary`. A newer boundary supersedes an older one.
     ///
-    /// The block that ends at `boundary` may be published later, as long as that happens before the
-    /// batch that carries the store is settled.
+    /// The forward that ends at `boundary` may still be in flight, so that the next batch can be
+    /// built before its results are posted. It then has to be reported ([`Self::advance`]) before
+    /// the batch that carries the store is settled, or the store is never visible.
     pub fn file(
         &mut self,
         residency: &Residency,
@@ -63,6 +73,9 @@ impl ControlPlane {
 
     /// Files the boundary whose state the scratch slot holds. The slot is free again once the batch
     /// that carries the store is settled. The filed boundary outlives its request.
+    ///
+    /// # Panics
+    /// Where a batch that writes the slot is not settled.
     pub fn file_scratch(&mut self, scratch: Scratch, key: ContentKey, reason: KeepReason) -> Filed {
         let era = scratch.era;
         let (request, slot, boundary) = scratch.end();
@@ -70,6 +83,10 @@ impl ControlPlane {
             self.release_slot(slot);
             return if era == self.era { Filed::Off } else { Filed::Stale };
         }
+        assert!(
+            self.slots.is_idle(slot),
+            "{slot} is filed before the batch that writes it is done"
+        );
         let image = Image { key, boundary, reason, request };
         self.file_entry(slot, Entry { image, source: Source::Scratch })
     }
@@ -82,7 +99,7 @@ impl ControlPlane {
 
     /// Makes a batch write a scratch slot, as part of the forward of its request.
     pub fn join_scratch(&mut self, receipt: &mut Receipt, scratch: &Scratch) {
-        self.touch(scratch.slot, receipt.batch, &mut receipt.cargo);
+        self.touch(scratch.slot, receipt.batch, Access::Write, &mut receipt.cargo);
     }
 
     /// Starts a batch that really runs: clears `ops` and drains into it the relocations, the pending
@@ -102,18 +119,28 @@ impl ControlPlane {
     ///
     /// # Panics
     /// Where `to` lies before what was scheduled, or beyond the pages the residency has; where a
-    /// batch that touched the slot failed; where a restore of the residency is still queued.
+    /// batch that wrote the slot failed; where a restore of the residency is still queued; where the
+    /// backend keeps no order and another batch in flight touches the slot.
     pub fn join(&mut self, receipt: &mut Receipt, residency: &Residency, to: Tokens) {
         let slot = residency.slot;
         let known = self.slots.bytes(slot) == SlotBytes::Known;
-        assert!(known, "{slot}: a batch that touched it failed; its request can only be released");
+        assert!(known, "{slot}: a batch that wrote it failed; its request can only be released");
         assert!(!self.restores.contains(slot), "{slot}: joined before its restore was drained");
+        let others = self.slots.in_flight_beside(slot, receipt.batch);
+        let ordered = self.order() == BackendOrder::Ordered;
+        assert!(ordered || others == 0, "{slot}: joined while {others} batches that touch it fly");
         let before = self.slots.scheduled(slot);
         assert!(before <= to, "{slot}: scheduled goes back from {before} to {to}");
         let pages = self.config.block.blocks_ceil(to).index();
         assert!(pages <= residency.pages.len(), "{slot}: {to} tokens need {pages} pages");
         self.slots.set_scheduled(slot, to);
-        self.touch(slot, receipt.batch, &mut receipt.cargo);
+        self.touch(slot, receipt.batch, Access::Write, &mut receipt.cargo);
+    }
+
+    /// Batches in flight that touch the residency's slot by a copy or a forward. Where the backend
+    /// keeps no order, a request joins the next batch only at zero.
+    pub fn in_flight(&self, residency: &Residency) -> u32 {
+        self.slots.in_flight(residency.slot)
     }
 
     /// Takes a batch's word: publishes its stores, returns its pins, frees what waited for it.
@@ -121,10 +148,17 @@ impl ControlPlane {
     pub fn settle(&mut self, receipt: Receipt, outcome: Outcome) {
         let mut cargo = receipt.into_cargo();
         self.batches_in_flight -= 1;
-        for record in cargo.stores.drain(..) {
+        for StoreTicket { record, proof } in cargo.stores.drain(..) {
+            let proven = match proof {
+                Proof::Reported => true,
+                Proof::Awaited { slot, tenancy } => {
+                    let boundary = self.store.image(record).boundary;
+                    self.slots.has_reported(slot, tenancy, boundary.tokens())
+                }
+            };
             match outcome {
-                Outcome::Done => self.publish_record(record),
-                Outcome::Failed => {
+                Outcome::Done if proven => self.publish_record(record),
+                Outcome::Done | Outcome::Failed => {
                     self.index.set_trace(self.store.image(record).key, Trace::Failed);
                     self.store.fail(record, &mut self.pool);
                 }
@@ -134,10 +168,12 @@ impl ControlPlane {
             self.restores_in_flight -= 1;
             self.store.unpin(record, &mut self.pool);
         }
-        for (slot, tenancy) in cargo.touched.drain(..) {
+        for (slot, tenancy) in cargo.written.drain(..) {
             if outcome == Outcome::Failed {
                 self.slots.poison(slot, tenancy);
             }
+        }
+        for (slot, tenancy) in cargo.touched.drain(..) {
             match self.slots.untouch(slot, tenancy) {
                 Untouch::Nothing => {}
                 Untouch::Freed => {
@@ -185,7 +221,10 @@ impl ControlPlane {
         }
     }
 
-    fn touch(&mut self, slot: SlotId, batch: BatchId, cargo: &mut Cargo) {
+    fn touch(&mut self, slot: SlotId, batch: BatchId, access: Access, cargo: &mut Cargo) {
+        if access == Access::Write {
+            cargo.written.push((slot, self.slots.tenancy(slot)));
+        }
         if let Some(tenancy) = self.slots.touch(slot, batch) {
             cargo.touched.push((slot, tenancy));
         }
@@ -194,8 +233,8 @@ impl ControlPlane {
     fn drain_relocations(&mut self, ops: &mut MaintenanceOps, batch: BatchId, cargo: &mut Cargo) {
         let mut relocations = std::mem::take(&mut self.relocations);
         for &Relocation { from, to } in &relocations {
-            self.touch(from, batch, cargo);
-            self.touch(to, batch, cargo);
+            self.touch(from, batch, Access::Read, cargo);
+            self.touch(to, batch, Access::Write, cargo);
             self.slots.carry(from);
         }
         ops.relocations.append(&mut relocations);
@@ -203,8 +242,14 @@ impl ControlPlane {
     }
 
     fn drain_stores(&mut self, ops: &mut MaintenanceOps, batch: BatchId, cargo: &mut Cargo) {
-        while let Some(slot) = self.pending.first() {
+        for _ in 0..self.pending.len() {
+            let Some(slot) = self.pending.first() else { break };
             let entry = *self.pending.get(slot).expect("a linked slot has a pending boundary");
+            if self.waits(slot) {
+                self.pending.remove(slot);
+                self.pending.insert(slot, entry);
+                continue;
+            }
             let Images::On { units, bytes, layout, .. } = self.images else {
                 panic!("boundaries are filed only where state is kept");
             };
@@ -250,13 +295,19 @@ impl ControlPlane {
                 layout,
             });
             self.scratch_pages = pages;
-            cargo.stores.push(record);
-            self.touch(slot, batch, cargo);
+            let proof = self.slots.proof(slot, entry.image.boundary.tokens());
+            cargo.stores.push(StoreTicket { record, proof });
+            self.touch(slot, batch, Access::Read, cargo);
             self.pending.remove(slot);
             if entry.source == Source::Scratch {
                 self.slots.retire(slot);
             }
         }
+    }
+
+    /// Whether the backend's batches in flight keep a slot from being touched by another.
+    pub(crate) fn waits(&self, slot: SlotId) -> bool {
+        self.order() == BackendOrder::Unordered && !self.slots.is_idle(slot)
     }
 
     /// Whether a drained boundary may be stored, short of asking the policy.
@@ -296,7 +347,7 @@ impl ControlPlane {
             });
             cargo.restores.push(record);
             self.restores_in_flight += 1;
-            self.touch(slot, batch, cargo);
+            self.touch(slot, batch, Access::Write, cargo);
         }
     }
 

@@ -161,7 +161,7 @@ pub enum ConfigError {
     /// State is copied, and prefill and decode have schedulers of their own on one pool: it needs
     /// an acknowledgement and rollback protocol between the schedulers.
     CopyAcrossSchedulers,
-    /// State forks: its checkpoints are slot groups, which `GroupPool` keeps; this control
+    /// State forks: its checkpoints are slot groups, which [`GroupPool`](crate::GroupPool) keeps; this control
     /// plane drives page-backed images.
     Fork,
 }

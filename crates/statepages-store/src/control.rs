@@ -124,6 +124,8 @@ pub enum Relocate {
     },
     /// No slot is free.
     NoSlot,
+    /// The backend keeps no order, and a batch in flight touches the slot.
+    Busy,
 }
 
 /// The answer to a request to shrink the pool by its highest page.
@@ -259,6 +261,9 @@ impl ControlPlane {
     /// restore move with it.
     pub fn relocate(&mut self, residency: &mut Residency) -> Relocate {
         let from = residency.slot;
+        if self.waits(from) {
+            return Relocate::Busy;
+        }
         let Some(to) = self.slots.depart(from) else { return Relocate::NoSlot };
         residency.slot = to;
         if let Some(entry) = self.pending.remove(from) {
@@ -286,11 +291,11 @@ impl ControlPlane {
     ///
     /// # Panics
     /// Where `computed` lies before what was reported or beyond what was scheduled; where a batch
-    /// that touched the slot failed; where `keys` are short of it.
+    /// that wrote the slot failed; where `keys` are short of it.
     pub fn advance(&mut self, residency: &mut Residency, keys: &PromptKeys, computed: Tokens) {
         let slot = residency.slot;
         let known = self.slots.bytes(slot) == SlotBytes::Known;
-        assert!(known, "{slot}: a batch that touched it failed; its request can only be released");
+        assert!(known, "{slot}: a batch that wrote it failed; its request can only be released");
         let (before, scheduled) = (self.slots.computed(slot), self.slots.scheduled(slot));
         assert!(before <= computed, "{slot}: computed goes back from {before} to {computed}");
         assert!(computed <= scheduled, "{slot}: computed {computed} of {scheduled} scheduled");

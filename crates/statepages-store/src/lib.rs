@@ -27,6 +27,7 @@ mod config;
 mod control;
 mod counters;
 mod events;
+mod groups;
 mod id_set;
 mod index;
 mod key_table;
@@ -51,6 +52,7 @@ pub use config::{
 pub use control::{Append, ControlPlane, Filed, Released, Relocate, Retire};
 pub use counters::{Counters, Fates, Gauges};
 pub use events::{EventDrain, KvEvent};
+pub use groups::{GroupPin, GroupPool, HandOver, Resume, TakenGroup};
 pub use keys::PromptKeys;
 pub use placement::{Ahead, Chunk, KeepReason, Placement, Progress, Speculation};
 pub use receipt::{Outcome, Receipt};

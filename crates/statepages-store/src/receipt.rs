@@ -15,7 +15,7 @@ use statepages_page::{BatchId, SlotId};
 pub enum Outcome {
     /// Its copies and its forward are done.
     Done,
-    /// Some of it failed or was never run: no store of it is ever visible, and the slots it touched
+    /// Some of it failed or was never run: no store of it is ever visible, and the slots it wrote
     /// hold unknown bytes, so their requests can only be released.
     Failed,
 }
@@ -31,12 +31,31 @@ pub struct Receipt {
 /// A receipt's lists. Recycled from settled receipts, so that a step allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Cargo {
-    /// Records being written, as slab indices.
-    pub(crate) stores: Vec<u32>,
+    /// Records being written.
+    pub(crate) stores: Vec<StoreTicket>,
     /// Records being read, as slab indices; one entry per reader.
     pub(crate) restores: Vec<u32>,
     /// Slots that the batch's copies or forward touch, each once, with the tenancy they had.
     pub(crate) touched: Vec<(SlotId, u64)>,
+    /// Those of them that it writes; some may be named twice.
+    pub(crate) written: Vec<(SlotId, u64)>,
+}
+
+/// The writer of one record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreTicket {
+    /// The record, as a slab index.
+    pub(crate) record: u32,
+    pub(crate) proof: Proof,
+}
+
+/// What shows that the bytes stored are the state they are filed as.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Proof {
+    /// The forward that made the state had been reported before the store was handed out.
+    Reported,
+    /// It had not: the slot's tenant has to report it before the store's own receipt comes.
+    Awaited { slot: SlotId, tenancy: u64 },
 }
 
 impl Cargo {
@@ -45,6 +64,7 @@ impl Cargo {
             stores: Vec::with_capacity(slots),
             restores: Vec::with_capacity(slots),
             touched: Vec::with_capacity(slots),
+            written: Vec::with_capacity(2 * slots),
         }
     }
 }

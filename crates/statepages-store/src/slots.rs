@@ -16,7 +16,7 @@
 //!   of a batch never reaches a later tenant;
 //! - a fenced slot is not free before every batch that touched it under its tenancy is settled;
 //! - a departing slot is not free before the batch that carries its relocation is settled;
-//! - after a failed batch the bytes of the slots it touched are unknown, also where a tenant has
+//! - after a failed batch the bytes of the slots it wrote are unknown, also where a tenant has
 //!   moved on since; unknown bytes become known only by a new tenant.
 //!
 //! Called by the control plane alone.
@@ -25,6 +25,7 @@ use statepages_page::{BatchId, SlotId, Tokens};
 
 use crate::config::BackendOrder;
 use crate::id_set::IdSet;
+use crate::receipt::Proof;
 
 /// Slots and their tenants.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ enum State {
 pub(crate) enum SlotBytes {
     /// They are, once the batches built so far have run.
     Known,
-    /// A batch that touched them failed.
+    /// A batch that wrote them failed.
     Unknown,
 }
 
@@ -211,21 +212,25 @@ impl SlotPool {
         Untouch::Nothing
     }
 
-    /// A batch that touched a slot failed: its bytes are unknown, and so are those of the slot its
+    /// A batch that wrote a slot failed: its bytes are unknown, and so are those of the slot its
     /// tenant has moved to since. Answers the slot that now holds the tenant, if any does.
-    pub(crate) fn poison(&mut self, slot: SlotId, tenancy: u64) -> Option<SlotId> {
+    pub(crate) fn poison(&mut self, slot: SlotId, tenancy: u64) {
         let entry = &mut self.slots[slot.index()];
         if entry.tenancy != tenancy {
-            return None;
+            return;
         }
         entry.bytes = SlotBytes::Unknown;
         match entry.state {
-            State::Taken => Some(slot),
             State::Departing { to, tenancy } | State::Fenced { moved: Some((to, tenancy)) } => {
-                self.poison(to, tenancy)
+                self.poison(to, tenancy);
             }
-            State::Free | State::Fenced { moved: None } => None,
+            State::Free | State::Taken | State::Fenced { moved: None } => {}
         }
+    }
+
+    /// The tenancy that a slot has now, or had last.
+    pub(crate) fn tenancy(&self, slot: SlotId) -> u64 {
+        self.slots[slot.index()].tenancy
     }
 
     pub(crate) fn is_taken(&self, slot: SlotId) -> bool {
@@ -242,6 +247,41 @@ impl SlotPool {
 
     pub(crate) fn computed(&self, slot: SlotId) -> Tokens {
         self.slots[slot.index()].computed
+    }
+
+    /// What shows, now, that the slot's state at `at` is what it is taken for.
+    pub(crate) fn proof(&self, slot: SlotId, at: Tokens) -> Proof {
+        let entry = &self.slots[slot.index()];
+        if entry.computed >= at {
+            Proof::Reported
+        } else {
+            Proof::Awaited { slot, tenancy: entry.tenancy }
+        }
+    }
+
+    /// Whether the tenant is still there and has reported `at`.
+    pub(crate) fn has_reported(&self, slot: SlotId, tenancy: u64, at: Tokens) -> bool {
+        let entry = &self.slots[slot.index()];
+        entry.tenancy == tenancy
+            && entry.state == State::Taken
+            && entry.bytes == SlotBytes::Known
+            && entry.computed >= at
+    }
+
+    /// Whether no batch in flight touches the slot.
+    pub(crate) fn is_idle(&self, slot: SlotId) -> bool {
+        self.slots[slot.index()].in_flight == 0
+    }
+
+    /// Batches in flight that touch the slot.
+    pub(crate) fn in_flight(&self, slot: SlotId) -> u32 {
+        self.slots[slot.index()].in_flight
+    }
+
+    /// Batches in flight that touch the slot, `batch` left out.
+    pub(crate) fn in_flight_beside(&self, slot: SlotId, batch: BatchId) -> u32 {
+        let entry = &self.slots[slot.index()];
+        entry.in_flight - u32::from(entry.last_touch == Some(batch))
     }
 
     pub(crate) fn set_scheduled(&mut self, slot: SlotId, to: Tokens) {
