@@ -1,6 +1,6 @@
 //! Elementary functions as fixed sequences of exact lane operations.
 
-use super::lanes::{LANES, Lanes, ScalarLanes};
+use super::lanes::{LANES, Lanes};
 
 /// 1.5 * 2^23: adding it rounds to an integer, ties to even, in the low bits of the significand.
 const ROUND: f32 = 12_582_912.0;
@@ -62,27 +62,6 @@ pub(crate) fn softplus<L: Lanes>(l: L, x: L::V) -> L::V {
     l.add(l.max(x, zero), l.mul(p, z))
 }
 
-/// [`exp`] of one number, by the same operations.
-pub(crate) fn exp_one(x: f32) -> f32 {
-    exp(ScalarLanes, [x; LANES])[0]
-}
-
-/// Calls `f` for every sixteen elements of `xs`; the last call sees zeros behind the end.
-#[inline(always)]
-pub(crate) fn for_each_block(xs: &mut [f32], mut f: impl FnMut(&mut [f32; LANES], usize)) {
-    let (blocks, rest) = xs.as_chunks_mut::<LANES>();
-    let whole = blocks.len();
-    for (i, block) in blocks.iter_mut().enumerate() {
-        f(block, i * LANES);
-    }
-    if !rest.is_empty() {
-        let mut last = [0.0; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        f(&mut last, whole * LANES);
-        rest.copy_from_slice(&last[..rest.len()]);
-    }
-}
-
 /// Sixteen elements from `at`, zeros behind the end.
 #[inline(always)]
 pub(crate) fn block_at(xs: &[f32], at: usize) -> [f32; LANES] {
@@ -95,9 +74,28 @@ pub(crate) fn block_at(xs: &[f32], at: usize) -> [f32; LANES] {
     last
 }
 
+/// Stores sixteen elements from `at`, as far as there is room.
+#[inline(always)]
+pub(crate) fn put_at<L: Lanes>(l: L, xs: &mut [f32], at: usize, v: L::V) {
+    let xs = &mut xs[at..];
+    if let Some(block) = xs.first_chunk_mut::<LANES>() {
+        l.store(block, v);
+        return;
+    }
+    let mut last = [0.0; LANES];
+    l.store(&mut last, v);
+    let n = xs.len();
+    xs.copy_from_slice(&last[..n]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::lanes::ScalarLanes;
+
+    fn exp_one(x: f32) -> f32 {
+        exp(ScalarLanes, [x; LANES])[0]
+    }
 
     fn check(f: impl Fn([f32; LANES]) -> [f32; LANES], exact: impl Fn(f64) -> f64, tolerance: f64) {
         for i in -8600..8700 {
