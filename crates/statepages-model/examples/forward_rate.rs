@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p statepages-model --example forward_rate -- [TOKENS] [CHUNK] [THREADS]`
 
+#![expect(clippy::print_stdout, reason = "the figures are its result")]
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Instant;

@@ -15,7 +15,7 @@ use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::pass::{Core, Pass, PerThread};
 use crate::row::RowFormat;
-use crate::state::{Entries, Tiles};
+use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
 use crate::weights::Weights;
 
@@ -211,7 +211,8 @@ impl Scratch {
         if pass.ratio != 0 {
             entry_rows.read_entries(pass, done, arena);
         }
-        window_rows.exchange_window(pass, done, arena);
+        window_rows.read_window(pass, done, arena);
+        store_window(pass, done, arena);
         tiles.par_iter_mut().for_each(|tile| {
             work.with(|work| tile.attend(pass, work, entry_rows, window_rows));
         });

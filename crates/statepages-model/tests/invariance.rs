@@ -78,7 +78,7 @@ fn every_machine_and_thread_count() {
         let geometry = harness::geometry(SMALL.config(), Rows::F32, 0);
         let threads = std::num::NonZeroUsize::MIN;
         if Model::new(SMALL.clone(), &geometry, RunOptions { isa, threads }).is_err() {
-            println!("{isa:?} is not tested: the machine lacks it");
+            eprintln!("{isa:?} is not tested: the machine lacks it");
             continue;
         }
         tried += 1;

@@ -129,7 +129,7 @@ fn dots<L: Lanes, const Q: usize, const R: usize>(
 
 /// `out[i][j] = q[j] . row(i)` for the [`HEADS`] queries at `q`.
 #[inline(always)]
-fn scores<L: Lanes>(l: L, q: &[f32], width: usize, out: &mut [[f32; HEADS]], list: impl Listed) {
+fn scores<L: Lanes>(l: L, q: &[f32], width: usize, out: &mut [[f32; HEADS]], list: &impl Listed) {
     let mut queries = [&[][..]; HEADS];
     for (j, query) in queries.iter_mut().enumerate() {
         *query = q[j * width..][..width].as_chunks::<LANES>().0;
@@ -260,7 +260,7 @@ impl Kernel for Attend<'_> {
         for ((q, out), sinks) in groups.zip(outs).zip(self.sinks.as_chunks::<HEADS>().0) {
             let (first, second) = self.weights.split_at_mut(entries.rows.len());
             for (list, out) in [(entries, first), (window, second)] {
-                scores(l, q, width, out, list);
+                scores(l, q, width, out, &list);
             }
             let reciprocal = Self::softmax(l, self.scale, sinks, self.weights);
             let (first, second) = self.weights.split_at(entries.rows.len());
@@ -294,7 +294,7 @@ impl Kernel for IndexScores<'_> {
         self.products.resize(self.out.len(), [0.0; HEADS]);
         let groups = self.q.chunks_exact(HEADS * width);
         for (q, weights) in groups.zip(self.head_weights.as_chunks::<HEADS>().0) {
-            scores(l, q, width, self.products, Every(self.keys));
+            scores(l, q, width, self.products, &Every(self.keys));
             for (out, products) in self.out.iter_mut().zip(self.products.iter()) {
                 for (product, weight) in products.iter().zip(weights) {
                     // A dead head adds nothing, so that rows of dead heads tie exactly.
