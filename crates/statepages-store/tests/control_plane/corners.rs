@@ -7,7 +7,7 @@ use statepages_store::{
     VictimPolicy, VictimView,
 };
 
-use crate::support::{BLOCK, Rig, at, config, keys, keys_in, prompt, tokens};
+use crate::support::{BLOCK, RecordsFirst, Rig, at, config, keys, keys_in, prompt, tokens};
 
 #[test]
 fn i1_copying_is_found_by_nobody_and_ready_comes_by_the_receipt_alone() {
@@ -298,17 +298,6 @@ fn i7_evicting_a_block_orphans_its_record_and_evicting_a_record_leaves_the_block
     assert_eq!(rig.plane.counters().fates().evicted, 1);
     assert_eq!(rig.plane.counters().fates().orphaned, 0);
     rig.release(taker);
-}
-
-#[derive(Debug)]
-struct RecordsFirst;
-
-impl VictimPolicy for RecordsFirst {
-    fn notice(&mut self, _: &Notice) {}
-    fn next_victim(&mut self, view: &VictimView<'_>, _: Purpose) -> Option<Victim> {
-        let record = view.oldest_checkpoint().map(Victim::Checkpoint);
-        record.or_else(|| view.oldest_page().map(Victim::Page))
-    }
 }
 
 /// Two requests compute the same block; the one the index names frees it; the other's store takes

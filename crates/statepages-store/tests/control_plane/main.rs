@@ -2,5 +2,9 @@
 
 mod blockers;
 mod corners;
+mod groups;
+mod placement;
+mod scenarios;
 mod support;
+mod wire;
 mod world;
