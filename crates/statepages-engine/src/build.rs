@@ -136,9 +136,6 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         for &request in self.running.values() {
             let running = self.sequences[&request].running().expect("listed as running");
             let start = self.control.scheduled(&running.residency);
-            if start == running.place.prefill {
-                continue;
-            }
             if start < running.place.prefill
                 && let Some(end) = budget.prefill(&placement, &running.place, start)
             {

@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use statepages_page::{BatchId, Domain, LayoutId, RequestId, Tokens};
-use statepages_store::{ControlPlane, Outcome, Receipt, Residency};
+use statepages_store::{ControlPlane, EventDrain, Outcome, Receipt, Residency};
 
 use crate::connector::{Connector, LoadId, NoConnector};
 use crate::event::Event;
@@ -271,14 +271,14 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         &self.limits
     }
 
-    /// The control plane, for reading: events are drained through [`Self::control_mut`].
+    /// The control plane, for reading.
     pub const fn control(&self) -> &ControlPlane {
         &self.control
     }
 
-    /// The control plane, for its event log and its pool's size.
-    pub const fn control_mut(&mut self) -> &mut ControlPlane {
-        &mut self.control
+    /// What became findable and what no longer is, since the last call.
+    pub fn kv_events(&mut self) -> EventDrain<'_> {
+        self.control.events()
     }
 
     /// The runner.

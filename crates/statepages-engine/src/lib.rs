@@ -7,6 +7,7 @@
 
 mod build;
 mod connector;
+mod cpu;
 mod delayed;
 mod engine;
 mod event;
@@ -25,6 +26,7 @@ mod sequence;
 mod settle;
 
 pub use connector::{Connector, Load, LoadDone, LoadId, LoadOutcome, LoadQuery, NoConnector};
+pub use cpu::CpuRunner;
 pub use delayed::{DelayedConnector, Faults, RemoteSource};
 pub use engine::{Engine, EngineParts, Progress};
 pub use event::Event;

@@ -2,10 +2,10 @@
 
 mod support;
 
-use statepages_engine::{Event, FinishReason, Output, Progress, Stop};
+use statepages_engine::{Event, Failure, FinishReason, Output, Progress, RunnerFaults, Stop};
 use statepages_page::{Boundary, RequestId, Tokens};
 use statepages_store::{BackendOrder, LossReason, PromptKeys};
-use support::{BLOCK, MODEL, Setup, VOCAB, request, shared_domain, text};
+use support::{BLOCK, Heard, MODEL, Setup, VOCAB, request, shared_domain, text};
 
 /// An identical prompt that ends on a boundary must not resume there: its last token would be
 /// applied twice.
@@ -209,6 +209,39 @@ fn j1_a_preempted_request_resumes_exactly() {
             }
         }
     }
+}
+
+/// After a failed batch a request starts again from its own checkpoints.
+#[test]
+fn j1_a_request_of_a_failed_batch_resumes_from_its_own_checkpoints() {
+    let faults = Some(RunnerFaults { seed: 1, failing: 20 });
+    for in_flight in [1, 2] {
+        let setup =
+            Setup { interval: Some(2), faults, in_flight, latency: 1, budget: 16, ..Setup::ROOMY };
+        let mut harness = setup.harness();
+        for id in 0..3 {
+            harness.submit(request(id, &text(40 + id as u32, 30), 20));
+        }
+        harness.finish();
+        harness.verify();
+        let resumed = harness.heard.values().flat_map(Heard::resumed).filter(|&at| at > 0);
+        assert!(resumed.count() > 0);
+        assert!(harness.engine.snapshot().totals.preempted_batch_failed > 0);
+    }
+}
+
+/// A request that is in too many failed batches ends, with the last one's account.
+#[test]
+fn a_request_of_failing_batches_ends_with_an_error() {
+    let faults = Some(RunnerFaults { seed: 1, failing: 100 });
+    let mut harness = Setup { faults, failures: 3, ..Setup::ROOMY }.harness();
+    let heard = harness.run(request(1, &text(1, 10), 4));
+    let FinishReason::Failed(Failure::Batches(what)) = heard.reason() else {
+        panic!("{:?}", heard.reason());
+    };
+    assert_eq!(what, "b3 was chosen to fail");
+    assert_eq!(heard.preempted, 2);
+    harness.verify();
 }
 
 /// The oldest request is never the one that gives way.
