@@ -568,7 +568,7 @@ impl VictimPolicy for Whim {
         self.scramble =
             self.scramble.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let whim = (self.scramble >> 33) as usize;
-        if all.is_empty() || whim % 5 == 0 {
+        if all.is_empty() || whim.is_multiple_of(5) {
             return None;
         }
         Some(all[whim / 5 % all.len()])
