@@ -2,7 +2,7 @@
 
 mod harness;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_config, tokens};
 use proptest::prelude::*;
@@ -270,6 +270,9 @@ fn rejected_drafts_leave_no_trace() {
     }
 }
 
+/// Logits of the requests of [`batch_mixes`], each alone.
+static WANT: OnceLock<Vec<Vec<f32>>> = OnceLock::new();
+
 /// One request's turn in a batch: which request, and how many of its tokens.
 fn schedule() -> impl Strategy<Value = Vec<Vec<(usize, usize)>>> {
     let length = prop_oneof![3 => Just(1usize), 2 => 2usize..9, 2 => 9usize..150];
@@ -285,7 +288,6 @@ proptest! {
         let vocab = SMALL.config().vocab_size as usize;
         let requests: Vec<Vec<u32>> =
             [300, 257, 130, 511].iter().zip(0..).map(|(&n, seed)| small_tokens(seed, n)).collect();
-        static WANT: std::sync::OnceLock<Vec<Vec<f32>>> = std::sync::OnceLock::new();
         let want = WANT.get_or_init(|| {
             requests.iter().map(|ids| alone(&SMALL, Rows::Bf16, ids)).collect()
         });
