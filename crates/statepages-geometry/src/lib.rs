@@ -4,12 +4,14 @@
 //! [`CacheOptions`] (the engine's choices). Its [`Dsv4Geometry::layout`] is all that the data plane
 //! needs; its address functions are all that a forward needs.
 
+mod capacity;
 mod config;
 mod error;
 mod field;
 mod geometry;
 mod image;
 
+pub use capacity::{Budget, Capacity, CapacityError};
 pub use config::{
     BLOCK_TOKENS, CSA_RATIO, CacheConfig, CacheOptions, DraftLayers, HCA_RATIO, IndexerFormat,
     KvFormat,

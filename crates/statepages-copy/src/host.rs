@@ -1,0 +1,225 @@
+//! The host backend: copies at once, on the caller's thread. It is the specification of every
+//! other backend.
+
+use statepages_page::{Boundary, MaintenanceOps, PageId, Segment, SlotId, StateLayout};
+
+use crate::{
+    Batcher, CopyBackend, CopyError, CopyOrder, CopyPlan, CopyState, CopyTicket, HostArena,
+    OpChecker, Pieces, Refused, Step,
+};
+
+/// Executes batches on a [`HostArena`].
+///
+/// Every move is a multiple of 16 bytes long and starts at one, in slots and in pages: layouts are
+/// checked for it, and buffers start on a cache line.
+pub struct HostBackend {
+    copier: Copier,
+    tickets: Tickets,
+}
+
+/// Issues tickets and holds the failure latch.
+pub(crate) struct Tickets {
+    next: u64,
+    /// Tickets below this were issued before the last reset.
+    valid_from: u64,
+    health: Health,
+}
+
+enum Health {
+    Sound,
+    Failed,
+}
+
+/// Which way an image goes.
+#[derive(Clone, Copy)]
+enum Direction {
+    SlotToUnits,
+    UnitsToSlot,
+}
+
+/// The moves themselves, without tickets or latch.
+pub(crate) struct Copier {
+    layout: StateLayout,
+    plan: CopyPlan,
+    checker: OpChecker,
+    batcher: Batcher,
+}
+
+impl HostBackend {
+    /// A backend for memory of `layout`.
+    pub fn new(layout: StateLayout) -> Self {
+        Self { copier: Copier::new(layout), tickets: Tickets::new() }
+    }
+
+    /// The plan by which images are copied.
+    pub fn plan(&self) -> &CopyPlan {
+        &self.copier.plan
+    }
+}
+
+impl CopyBackend for HostBackend {
+    type Memory = HostArena;
+
+    fn layout(&self) -> &StateLayout {
+        self.copier.layout()
+    }
+
+    fn order(&self) -> CopyOrder {
+        CopyOrder::Ordered
+    }
+
+    fn submit(
+        &mut self,
+        memory: &mut HostArena,
+        ops: &MaintenanceOps,
+    ) -> Result<CopyTicket, CopyError> {
+        self.tickets.sound()?;
+        let checked = self.copier.check(memory, ops);
+        self.tickets.latch(checked.map_err(CopyError::from))?;
+        self.copier.run(memory, ops, usize::MAX);
+        Ok(self.tickets.issue())
+    }
+
+    fn poll(&mut self, _: &mut HostArena, ticket: CopyTicket) -> Result<CopyState, CopyError> {
+        self.tickets.valid(ticket)?;
+        Ok(CopyState::Done)
+    }
+
+    fn reset(&mut self) {
+        self.tickets.reset();
+    }
+}
+
+impl Tickets {
+    pub(crate) const fn new() -> Self {
+        Self { next: 0, valid_from: 0, health: Health::Sound }
+    }
+
+    pub(crate) fn issue(&mut self) -> CopyTicket {
+        self.next += 1;
+        CopyTicket::new(self.next - 1)
+    }
+
+    pub(crate) fn sound(&self) -> Result<(), CopyError> {
+        match self.health {
+            Health::Sound => Ok(()),
+            Health::Failed => Err(CopyError::PriorFailure),
+        }
+    }
+
+    pub(crate) fn valid(&self, ticket: CopyTicket) -> Result<(), CopyError> {
+        assert!(ticket.raw() < self.next, "{ticket:?} was never issued");
+        self.sound()?;
+        if ticket.raw() < self.valid_from { Err(CopyError::PriorFailure) } else { Ok(()) }
+    }
+
+    /// Passes a result on, and latches where it is an error.
+    pub(crate) fn latch<T>(&mut self, result: Result<T, CopyError>) -> Result<T, CopyError> {
+        if result.is_err() {
+            self.health = Health::Failed;
+        }
+        result
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.health = Health::Sound;
+        self.valid_from = self.next;
+    }
+}
+
+impl Copier {
+    pub(crate) fn new(layout: StateLayout) -> Self {
+        Self {
+            plan: CopyPlan::new(&layout),
+            checker: OpChecker::new(&layout),
+            batcher: Batcher::new(),
+            layout,
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &StateLayout {
+        &self.layout
+    }
+
+    pub(crate) fn check(
+        &mut self,
+        memory: &HostArena,
+        ops: &MaintenanceOps,
+    ) -> Result<(), Refused> {
+        self.checker.check(ops, memory.pages(), memory.slots())
+    }
+
+    /// Runs the first `moves` relocations and spans of a checked bundle.
+    pub(crate) fn run(&mut self, memory: &mut HostArena, ops: &MaintenanceOps, moves: usize) {
+        let mut moves = moves;
+        for launch in self.batcher.place(ops, memory.slots()) {
+            for &step in launch {
+                let (slot, boundary, units, direction) = match step {
+                    Step::Relocate { from, to } => {
+                        if moves > 0 {
+                            memory.move_slot(from, to);
+                            moves -= 1;
+                        }
+                        continue;
+                    }
+                    Step::Store { op, from } => {
+                        let op = &ops.stores[op as usize];
+                        (from, op.boundary, op.units, Direction::SlotToUnits)
+                    }
+                    Step::Restore { op, to } => {
+                        let op = &ops.restores[op as usize];
+                        (to, op.boundary, op.units, Direction::UnitsToSlot)
+                    }
+                };
+                let image = ImageCopy { slot, boundary, units: ops.units(units), direction };
+                image.run(memory, &self.plan, self.layout.image.segments(), &mut moves);
+            }
+        }
+    }
+}
+
+/// One image on its way.
+struct ImageCopy<'a> {
+    slot: SlotId,
+    boundary: Boundary,
+    units: &'a [PageId],
+    direction: Direction,
+}
+
+impl ImageCopy<'_> {
+    fn run(
+        &self,
+        memory: &mut HostArena,
+        plan: &CopyPlan,
+        segments: &[Segment],
+        moves: &mut usize,
+    ) {
+        for span in plan.spans().iter().take(*moves) {
+            let segment = &segments[span.segment as usize];
+            let in_slot = (usize::from(segment.plane()), self.slot);
+            let in_page = (span.region as usize, self.units[span.unit as usize]);
+            let pieces = Pieces::new(segment, span.segment_offset, span.len, self.boundary);
+            let mut at = span.region_offset as usize;
+            let pieces = pieces.map(|piece| {
+                let (offset, len) = (piece.offset as usize, piece.len as usize);
+                at += len;
+                (offset..offset + len, at - len..at)
+            });
+            match self.direction {
+                Direction::SlotToUnits => {
+                    let (slot, page) = memory.slot_to_page(in_slot, in_page);
+                    for (slot_bytes, page_bytes) in pieces {
+                        page[page_bytes].copy_from_slice(&slot[slot_bytes]);
+                    }
+                }
+                Direction::UnitsToSlot => {
+                    let (page, slot) = memory.page_to_slot(in_page, in_slot);
+                    for (slot_bytes, page_bytes) in pieces {
+                        slot[slot_bytes].copy_from_slice(&page[page_bytes]);
+                    }
+                }
+            }
+        }
+        *moves = moves.saturating_sub(plan.spans().len());
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the data plane through its public interface.
+
+mod batch;
+mod faults;
+mod plan;
+mod refusals;
+mod twin;

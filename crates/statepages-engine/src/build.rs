@@ -1,0 +1,328 @@
+//! Building a batch: who takes part, how far each goes, and what is copied first.
+//!
+//! Order: decodes, then running prefills, then admissions; each oldest first. Boundaries reached by
+//! a batch that is still in flight are filed here, before the batch that moves their slot on; all
+//! others were filed with their results. The drain is last, and happens only for a batch with rows.
+
+use statepages_page::{Boundary, MaintenanceOps, RequestId, SlotId, Tokens};
+use statepages_store::{
+    Admit, AdmitReport, AdmitRequest, Ahead, Append, Filed, Progress, Residency,
+};
+
+use crate::connector::{Connector, Load, LoadId, LoadQuery};
+use crate::engine::{Engine, Flight, Trust};
+use crate::output::{Failure, FinishReason, Output, PreemptCause};
+use crate::runner::{LogitsWanted, Row, Runner, StepBatch};
+use crate::schedule::Budget;
+use crate::sequence::{Admission, LoadStage, Loading, Parked, Place, Remote, Running};
+
+/// One request's part in the batch being built.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    request: RequestId,
+    /// Tokens scheduled once the batch is built.
+    end: Tokens,
+}
+
+/// How a decode got the page for its next token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PageAnswer {
+    /// It has it.
+    Had,
+    /// It has it, and a younger request gave its pages up.
+    Taken,
+    /// It sits this batch out: pages were given up, and a batch in flight still touches them.
+    Later,
+    /// It was the youngest and gave its own pages up.
+    GaveUp,
+}
+
+/// What became of the oldest waiting request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Head {
+    /// It computes.
+    Runs,
+    /// It waits for a remote load, with slot and pages.
+    Parks,
+    /// It has ended.
+    Fails,
+    /// It waits on, and so does everyone behind it.
+    Waits,
+}
+
+/// What a connector offered.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    from: Boundary,
+    to: Boundary,
+}
+
+impl<R: Runner, C: Connector> Engine<R, C> {
+    /// The next batch; `None` where it would be empty.
+    pub(crate) fn build(&mut self) -> Option<StepBatch> {
+        let mut budget = Budget::new(self.limits.batched_tokens_max());
+        let mut parts = Vec::with_capacity(self.running.len());
+        let short = self.plan_decodes(&mut budget, &mut parts);
+        self.plan_prefills(&mut budget, &mut parts);
+        // Pages just given up are for the older request that lacked them, not for a new one.
+        if !short {
+            self.plan_admissions(&mut budget, &mut parts);
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        for part in &parts {
+            self.ask_placement(part.request);
+        }
+        Some(self.assemble(&parts))
+    }
+
+    /// Plans one token for each request whose last token is known and not yet computed. Answers
+    /// whether pages were short.
+    fn plan_decodes(&mut self, budget: &mut Budget, parts: &mut Vec<Part>) -> bool {
+        let mut short = false;
+        let order: Vec<(Admission, RequestId)> =
+            self.running.iter().map(|(&admission, &id)| (admission, id)).collect();
+        for (admission, request) in order {
+            if !self.running.contains_key(&admission) {
+                continue;
+            }
+            let sequence = &self.sequences[&request];
+            let running = sequence.running().expect("listed as running");
+            let scheduled = self.control.scheduled(&running.residency);
+            if scheduled < running.place.prefill || scheduled == sequence.len() {
+                continue;
+            }
+            let end = scheduled + Tokens::new(1);
+            assert_eq!(end, sequence.len(), "{request} decodes one token at a time");
+            let answer = self.page_for(request, end);
+            short |= answer != PageAnswer::Had;
+            if matches!(answer, PageAnswer::Had | PageAnswer::Taken) {
+                budget.decode();
+                parts.push(Part { request, end });
+            }
+        }
+        short
+    }
+
+    /// Sees to it that `request` has the pages for `end` tokens, at the cost of younger requests.
+    fn page_for(&mut self, request: RequestId, end: Tokens) -> PageAnswer {
+        let needed = self.control.config().block.blocks_ceil(end).index();
+        let mut answer = PageAnswer::Had;
+        loop {
+            let sequence = self.sequences.get_mut(&request).expect("a running request is known");
+            let (running, _) = sequence.running_mut().expect("it runs");
+            if running.residency.pages().len() >= needed {
+                return answer;
+            }
+            match self.control.append_block(&mut running.residency) {
+                Append::Done(_) => continue,
+                Append::NoRoom => {}
+            }
+            if answer == PageAnswer::Taken && !self.flights.is_empty() {
+                return PageAnswer::Later;
+            }
+            answer = PageAnswer::Taken;
+            let (_, &youngest) = self.running.last_key_value().expect("one runs at least");
+            self.preempt(youngest, PreemptCause::NoPage);
+            if youngest == request {
+                return PageAnswer::GaveUp;
+            }
+        }
+    }
+
+    fn plan_prefills(&mut self, budget: &mut Budget, parts: &mut Vec<Part>) {
+        let placement = self.control.placement();
+        for &request in self.running.values() {
+            let running = self.sequences[&request].running().expect("listed as running");
+            let start = self.control.scheduled(&running.residency);
+            if start < running.place.prefill
+                && let Some(end) = budget.prefill(&placement, &running.place, start)
+            {
+                parts.push(Part { request, end });
+            }
+        }
+    }
+
+    /// Admits waiting requests, oldest first, and plans their first chunks. The first one that has
+    /// to wait holds up those behind it, so that none is overtaken for ever.
+    fn plan_admissions(&mut self, budget: &mut Budget, parts: &mut Vec<Part>) {
+        let placement = self.control.placement();
+        let resident_max = self.limits.resident_max() as usize;
+        while !budget.is_spent() && self.running.len() + self.parked.len() < resident_max {
+            let Some((_, &request)) = self.waiting.first_key_value() else { break };
+            match self.admit(request) {
+                Head::Waits => break,
+                Head::Parks | Head::Fails => {}
+                Head::Runs => {
+                    let running = self.sequences[&request].running().expect("just admitted");
+                    let start = self.control.scheduled(&running.residency);
+                    let end = budget
+                        .prefill(&placement, &running.place, start)
+                        .expect("the budget was not spent");
+                    parts.push(Part { request, end });
+                }
+            }
+        }
+    }
+
+    /// Asks the connector how far it reaches, and the control plane for slot and pages.
+    fn admit(&mut self, request: RequestId) -> Head {
+        let sequence = &self.sequences[&request];
+        let offer = match sequence.remote {
+            Remote::Spent => None,
+            Remote::Untried => self.offer(request),
+        };
+        let sequence = &self.sequences[&request];
+        let gated = offer.map(|offer| offer.from);
+        let asked = AdmitRequest { request, keys: &sequence.keys, gated };
+        match self.control.try_admit(&asked) {
+            Err(_) => {
+                self.finish(request, FinishReason::Failed(Failure::CheckpointLost));
+                Head::Fails
+            }
+            Ok(Admit::Refused(_)) => Head::Waits,
+            Ok(Admit::Admitted(residency, report)) => {
+                self.settle_in(request, residency, &report, offer)
+            }
+        }
+    }
+
+    fn offer(&mut self, request: RequestId) -> Option<Offer> {
+        let sequence = &self.sequences[&request];
+        let from = self.control.probe(&sequence.keys).resumable;
+        let to = self.connector.offer(&LoadQuery {
+            request,
+            domain: sequence.keys.domain(),
+            tokens: sequence.keys.tokens(),
+            local: from,
+            limit: self.control.placement().resumable_cap(sequence.len()),
+        })?;
+        (to > from).then_some(Offer { from, to })
+    }
+
+    /// Waiting or Preempted -> Running or Parked.
+    fn settle_in(
+        &mut self,
+        request: RequestId,
+        residency: Residency,
+        report: &AdmitReport,
+        offer: Option<Offer>,
+    ) -> Head {
+        self.unlist(request);
+        self.issued.admissions += 1;
+        let admission = Admission(self.issued.admissions);
+        let sequence = self.sequences.get_mut(&request).expect("a waiting request is known");
+        self.totals.admit(&sequence.usage, report);
+        sequence.usage.admit(report);
+        self.outputs.push_back(Output::Admitted { request, report: *report });
+        let place = Place {
+            prefill: sequence.len(),
+            demand: report.demand,
+            last_kept: report.hit.resumable,
+            unasked: None,
+        };
+        let Some(Offer { from, to }) = offer else {
+            sequence.run(Running { residency, admission, place });
+            self.running.insert(admission, request);
+            return Head::Runs;
+        };
+        self.issued.loads += 1;
+        self.totals.loads_started += 1;
+        let id = LoadId::new(self.issued.loads);
+        let block = sequence.keys.block();
+        let pages = |boundary: Boundary| block.blocks_floor(boundary.tokens()).index();
+        self.connector.start(&Load {
+            id,
+            request,
+            domain: sequence.keys.domain(),
+            tokens: &sequence.keys.tokens()[..to.tokens().index()],
+            from,
+            to,
+            slot: residency.slot(),
+            pages: &residency.pages()[pages(from)..pages(to)],
+        });
+        self.outputs.push_back(Output::Parked { request, from, to });
+        let load = Loading { id, from, to, stage: LoadStage::Flying };
+        let since = self.issued.steps;
+        sequence.park(Parked { residency, admission, load, since, place });
+        self.parked.insert(id, request);
+        Head::Parks
+    }
+
+    /// Asks placement about the end of the request's latest forward, once, and files it where it is
+    /// to be kept. The slot must still stand there.
+    pub(crate) fn ask_placement(&mut self, request: RequestId) {
+        let sequence = self.sequences.get_mut(&request).expect("a running request is known");
+        let (running, keys) = sequence.running_mut().expect("it runs");
+        let place = &mut running.place;
+        let Some(at) = place.unasked.take() else { return };
+        let kept = self.control.placement().keep(&Progress {
+            at,
+            prompt: place.prefill,
+            demand: place.demand,
+            last_kept: place.last_kept,
+            ahead: Ahead::Forward,
+        });
+        let Some(reason) = kept else { return };
+        let boundary = keys.block().boundary_at(at).expect("kept boundaries lie on the grid");
+        let key = keys.key_at(boundary).expect("the tokens before a boundary reached are known");
+        place.last_kept = boundary;
+        match self.control.file(&running.residency, boundary, key, reason) {
+            Filed::Pending => sequence.usage.filed += 1,
+            Filed::Replaced | Filed::Off | Filed::Stale => {}
+        }
+    }
+
+    /// Drains the operations, makes every part a member, and remembers what the results will need.
+    fn assemble(&mut self, parts: &[Part]) -> StepBatch {
+        let mut batch = self.spare.pop().unwrap_or_else(StepBatch::empty);
+        let mut receipt = self.control.begin_batch(&mut batch.ops);
+        batch.id = receipt.batch();
+        batch.rows.clear();
+        let mut admissions = Vec::with_capacity(parts.len());
+        for &Part { request, end } in parts {
+            let sequence = self.sequences.get_mut(&request).expect("a planned request is known");
+            let logits =
+                if end == sequence.len() { LogitsWanted::Last } else { LogitsWanted::Nothing };
+            sequence.rows_out += 1;
+            let (running, keys) = sequence.running_mut().expect("a planned request runs");
+            let start = self.control.scheduled(&running.residency);
+            let pages = keys.block().blocks_ceil(end).index();
+            batch.rows.push(Row {
+                request,
+                slot: running.residency.slot(),
+                pages: running.residency.pages()[..pages].to_vec(),
+                start,
+                tokens: keys.tokens()[start.index()..end.index()].to_vec(),
+                logits,
+            });
+            self.control.join(&mut receipt, &running.residency, end);
+            running.place.unasked = Some(end);
+            admissions.push(running.admission);
+        }
+        self.totals.batches += 1;
+        let copied = self.copied(&batch.ops);
+        let trust = Trust::Sound;
+        self.flights.push_back(Flight { id: batch.id, receipt, admissions, copied, trust });
+        batch
+    }
+
+    /// The residencies that a batch's copies touch: a store may ride a batch that its request has no
+    /// row in, and so may the restore of a parked request.
+    fn copied(&self, ops: &MaintenanceOps) -> Vec<Admission> {
+        if ops.is_empty() {
+            return Vec::new();
+        }
+        let touched = |slot: SlotId| {
+            ops.stores.iter().any(|op| op.slot == slot)
+                || ops.restores.iter().any(|op| op.slot == slot)
+        };
+        let residents = self.running.values().chain(self.parked.values());
+        residents
+            .filter_map(|request| self.sequences[request].resident())
+            .filter(|(_, residency)| touched(residency.slot()))
+            .map(|(admission, _)| admission)
+            .collect()
+    }
+}

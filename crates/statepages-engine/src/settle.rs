@@ -1,0 +1,145 @@
+//! Taking a batch's word: receipts first, then blocks, boundaries, tokens and ends.
+//!
+//! A batch that fails takes down with it every batch built while it was in flight: those may have
+//! read slots and pages that it did not write, so nothing they report is believed and none of their
+//! stores becomes visible. Every request in any of them gives up its residency and waits again; a
+//! request that was in `batch_failures_max` batches that failed by themselves ends with an error.
+
+use statepages_page::{RequestId, Tokens};
+use statepages_store::Outcome;
+
+use crate::connector::Connector;
+use crate::engine::{Engine, Flight, Trust};
+use crate::output::{Failure, FinishReason, Output, PreemptCause};
+use crate::request::{LogitsReport, Verdict, judge};
+use crate::runner::{Row, RowOutput, RunError, Runner, StepBatch, StepResult};
+use crate::sampling::choose;
+use crate::sequence::Admission;
+
+impl<R: Runner, C: Connector> Engine<R, C> {
+    pub(crate) fn batch_done(&mut self, result: StepResult) {
+        let StepResult { batch, outcome } = result;
+        let flight = self.flights.pop_front().expect("a reported batch was submitted");
+        assert_eq!(flight.id, batch.id, "batches are reported in the order of submission");
+        for row in &batch.rows {
+            let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
+            sequence.rows_out -= 1;
+        }
+        match (outcome, flight.trust) {
+            (Ok(outputs), Trust::Sound) => self.succeed(&batch, flight, outputs),
+            (Ok(_), Trust::Spoilt) => self.fail(&batch, flight, None),
+            (Err(error), _) => self.fail(&batch, flight, Some(&error)),
+        }
+        for row in &batch.rows {
+            if self.sequences.contains_key(&row.request) {
+                self.forget(row.request);
+            }
+        }
+        self.spare.push(batch);
+    }
+
+    fn succeed(&mut self, batch: &StepBatch, flight: Flight, outputs: Vec<RowOutput>) {
+        assert_eq!(outputs.len(), batch.rows.len(), "one output per row");
+        self.control.settle(flight.receipt, Outcome::Done);
+        self.totals.computed += batch.tokens();
+        let rows = batch.rows.iter().zip(flight.admissions).zip(outputs);
+        for ((row, admission), output) in rows {
+            let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
+            sequence.usage.computed += row.tokens.len() as u64;
+            // A request that has ended or lost its residency meanwhile has no use for the result.
+            if self.running.get(&admission) != Some(&row.request) {
+                continue;
+            }
+            let (running, keys) = sequence.running_mut().expect("listed as running");
+            self.control.advance(&mut running.residency, keys, row.end());
+            self.take_output(row, output);
+            // Where the next batch was built already, it has asked placement itself: the slot may
+            // have moved on.
+            let unasked = |id: RequestId| {
+                let running = self.sequences.get(&id)?.running()?;
+                running.place.unasked
+            };
+            if self.running.contains_key(&admission) && unasked(row.request) == Some(row.end()) {
+                self.ask_placement(row.request);
+            }
+        }
+    }
+
+    /// Appends the row's next token, and ends the request where that was the last one wanted.
+    fn take_output(&mut self, row: &Row, output: RowOutput) {
+        let position = row.end();
+        let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
+        let (token, logits) = match output {
+            RowOutput::Nothing => return,
+            RowOutput::Token(token) => (Ok(token), None),
+            RowOutput::Logits(logits) => {
+                (choose(&logits, &sequence.sampling, position), Some(logits))
+            }
+        };
+        let token = match token {
+            Ok(token) => token,
+            Err(what) => {
+                let reason = FinishReason::Failed(Failure::Logits(what));
+                return self.finish(row.request, reason);
+            }
+        };
+        let logits = match sequence.logits {
+            LogitsReport::Attach => logits,
+            LogitsReport::Omit => None,
+        };
+        sequence.keys.extend(&[token]);
+        sequence.usage.generated += Tokens::new(1);
+        self.totals.generated += 1;
+        let verdict = judge(&sequence.stop, sequence.generated());
+        self.outputs.push_back(Output::Token { request: row.request, token, position, logits });
+        let reason = match verdict {
+            Verdict::Continue => return,
+            Verdict::StopToken(id) => FinishReason::StopToken(id),
+            Verdict::StopSequence(index) => FinishReason::StopSequence(index),
+            Verdict::MaxTokens => FinishReason::MaxTokens,
+        };
+        self.finish(row.request, reason);
+    }
+
+    fn fail(&mut self, batch: &StepBatch, flight: Flight, error: Option<&RunError>) {
+        self.totals.batches_failed += 1;
+        self.control.settle(flight.receipt, Outcome::Failed);
+        // Batches built from here on rest on nothing of this one, nor of those it has spoilt: their
+        // requests give up their residencies, and what those write meanwhile is written over.
+        if error.is_some() {
+            for later in &mut self.flights {
+                later.trust = Trust::Spoilt;
+            }
+        }
+        for (row, admission) in batch.rows.iter().zip(flight.admissions) {
+            self.fail_row(row, admission, error);
+        }
+        for admission in flight.copied {
+            self.fail_copied(admission);
+        }
+    }
+
+    fn fail_row(&mut self, row: &Row, admission: Admission, error: Option<&RunError>) {
+        if self.running.get(&admission) != Some(&row.request) {
+            return;
+        }
+        let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
+        if let Some(error) = error {
+            sequence.usage.batch_failures += 1;
+            if sequence.usage.batch_failures >= self.limits.batch_failures_max() {
+                let failure = Failure::Batches(error.what.clone());
+                return self.finish(row.request, FinishReason::Failed(failure));
+            }
+        }
+        self.preempt(row.request, PreemptCause::BatchFailed);
+    }
+
+    /// A copy of the failed batch touched the residency's slot: nobody knows what it holds.
+    fn fail_copied(&mut self, admission: Admission) {
+        if let Some(&request) = self.running.get(&admission) {
+            self.preempt(request, PreemptCause::BatchFailed);
+        } else {
+            self.unload_spoilt(admission);
+        }
+    }
+}

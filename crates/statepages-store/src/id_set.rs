@@ -1,0 +1,75 @@
+//! A set of dense numbers that answers its lowest member in a few word reads.
+//!
+//! Level 0 has one bit per number; a bit of level `n + 1` is set exactly where the word of level
+//! `n` under it is not zero.
+
+/// Set over `0..capacity`.
+#[derive(Debug)]
+pub(crate) struct IdSet {
+    levels: Vec<Vec<u64>>,
+    len: u32,
+}
+
+impl IdSet {
+    pub(crate) fn new(capacity: u32) -> Self {
+        let mut levels = Vec::new();
+        let mut words = (capacity as usize).div_ceil(64).max(1);
+        loop {
+            levels.push(vec![0; words]);
+            if words == 1 {
+                return Self { levels, len: 0 };
+            }
+            words = words.div_ceil(64);
+        }
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(crate) fn contains(&self, id: u32) -> bool {
+        self.levels[0][id as usize / 64] & (1 << (id % 64)) != 0
+    }
+
+    /// Adds a number that is not a member.
+    pub(crate) fn insert(&mut self, id: u32) {
+        debug_assert!(!self.contains(id));
+        let mut at = id as usize;
+        for level in &mut self.levels {
+            let was = level[at / 64];
+            level[at / 64] = was | 1 << (at % 64);
+            if was != 0 {
+                break;
+            }
+            at /= 64;
+        }
+        self.len += 1;
+    }
+
+    /// Takes out a member.
+    pub(crate) fn remove(&mut self, id: u32) {
+        debug_assert!(self.contains(id));
+        let mut at = id as usize;
+        for level in &mut self.levels {
+            level[at / 64] &= !(1 << (at % 64));
+            if level[at / 64] != 0 {
+                break;
+            }
+            at /= 64;
+        }
+        self.len -= 1;
+    }
+
+    /// The lowest member.
+    pub(crate) fn first(&self) -> Option<u32> {
+        if self.len == 0 {
+            return None;
+        }
+        let at = self
+            .levels
+            .iter()
+            .rev()
+            .fold(0, |at, level| at * 64 + level[at].trailing_zeros() as usize);
+        Some(u32::try_from(at).expect("members fit u32"))
+    }
+}

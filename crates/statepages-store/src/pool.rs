@@ -1,0 +1,350 @@
+//! The page pool: who owns each page.
+//!
+//! ```text
+//!             hold_vacant                 share
+//!   Vacant ----------------> Held ----------------> Live(shares) <--+
+//!     ^  ^                   |  ^                     |    |        | claim
+//!     |  |                   |  | set_aside           |    +--------+
+//!     |  |                   |  | (put_back undoes)   | unshare, last share
+//!     |  |  vacate           |  |                     |
+//!     |  +---------------- Cached <-------------------+ (or Vacant, where no index finds it)
+//!     |                      |  claim --> Live
+//!     |  release_units       v
+//!     +---------------------- Raw(owner, piece) <-- Held   (make_raw)
+//! ```
+//!
+//! Invariants:
+//! - `vacant + cached + held + live + raw == total`;
+//! - a vacant page is taken lowest id first; cached pages are ordered by when they became free;
+//! - a raw unit belongs to one checkpoint as one piece, and only its owner, giving back all its
+//!   pieces in order, frees it; extending and retiring never touch one;
+//! - nothing is called back: what an operation costs is answered as a value.
+//!
+//! Called by the control plane and, for raw units, by the checkpoint store.
+
+use statepages_page::{CheckpointId, PageId, Pages};
+
+use crate::id_set::IdSet;
+use crate::order::Order;
+
+/// Pages and their owners.
+#[derive(Debug)]
+pub(crate) struct PagePool {
+    pages: Vec<Page>,
+    total: u32,
+    vacant: IdSet,
+    cached: Order,
+    held: u32,
+    live: u32,
+    raw: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    Vacant,
+    Cached,
+    Held,
+    Live { shares: u32 },
+    Raw { owner: CheckpointId, piece: u32 },
+}
+
+/// What a page becomes when its last share goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Afterlife {
+    /// An index finds its content.
+    Cached,
+    /// Nothing does.
+    Vacant,
+}
+
+/// What claiming a page did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Another request holds it, too.
+    Shared,
+    /// It was cached.
+    Revived,
+}
+
+/// What giving up a share did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unshare {
+    /// Somebody else still holds the page.
+    Shared,
+    /// The page is free.
+    Freed,
+}
+
+/// What became of the highest page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum RetireTop {
+    /// It was vacant and has left the pool.
+    Retired(PageId),
+    /// It was cached and has left the pool; its index entry has to go.
+    Evicted(PageId),
+    /// It was live; a vacant page has taken over its shares. The index follows, and whoever lists
+    /// the page does.
+    Moved { from: PageId, to: PageId },
+    /// It is a raw unit, held, or live with no vacant page to move to.
+    Refused(PageId),
+    /// There is no page.
+    Empty,
+}
+
+impl PagePool {
+    pub(crate) fn new(pages: Pages, pages_max: Pages) -> Self {
+        let mut vacant = IdSet::new(pages_max.get());
+        for id in 0..pages.get() {
+            vacant.insert(id);
+        }
+        Self {
+            pages: vec![Page::Vacant; pages_max.index()],
+            total: pages.get(),
+            vacant,
+            cached: Order::new(pages_max.get()),
+            held: 0,
+            live: 0,
+            raw: 0,
+        }
+    }
+
+    pub(crate) const fn total(&self) -> u32 {
+        self.total
+    }
+
+    pub(crate) const fn vacant(&self) -> u32 {
+        self.vacant.len()
+    }
+
+    pub(crate) const fn cached(&self) -> u32 {
+        self.cached.len()
+    }
+
+    pub(crate) const fn held(&self) -> u32 {
+        self.held
+    }
+
+    pub(crate) const fn live(&self) -> u32 {
+        self.live
+    }
+
+    pub(crate) const fn raw(&self) -> u32 {
+        self.raw
+    }
+
+    /// Pages that can be had without asking the checkpoint store.
+    pub(crate) const fn free(&self) -> u32 {
+        self.vacant() + self.cached()
+    }
+
+    pub(crate) fn is_cached(&self, page: PageId) -> bool {
+        self.pages[page.index()] == Page::Cached
+    }
+
+    pub(crate) fn oldest_cached(&self) -> Option<PageId> {
+        self.cached.first().map(PageId::new)
+    }
+
+    pub(crate) fn cached_after(&self, page: PageId) -> Option<PageId> {
+        assert!(self.is_cached(page), "{page} is cached");
+        self.cached.after(page.raw()).map(PageId::new)
+    }
+
+    /// Takes the lowest vacant page.
+    pub(crate) fn hold_vacant(&mut self) -> Option<PageId> {
+        let id = self.vacant.first()?;
+        self.vacant.remove(id);
+        self.pages[id as usize] = Page::Held;
+        self.held += 1;
+        Some(PageId::new(id))
+    }
+
+    /// Takes a cached page out of the order, so that a plan may count on it.
+    pub(crate) fn set_aside(&mut self, page: PageId) {
+        self.leave_cached(page, Page::Held);
+        self.held += 1;
+    }
+
+    /// Undoes the latest [`Self::set_aside`] that has not been undone.
+    pub(crate) fn put_back(&mut self, page: PageId) {
+        self.leave_held(page, Page::Cached);
+        self.cached.put_back(page.raw());
+    }
+
+    /// Gives up the content of a cached page.
+    pub(crate) fn vacate(&mut self, page: PageId) {
+        self.leave_cached(page, Page::Vacant);
+        self.vacant.insert(page.raw());
+    }
+
+    /// Gives a held page its first share.
+    pub(crate) fn share(&mut self, page: PageId) {
+        self.leave_held(page, Page::Live { shares: 1 });
+        self.live += 1;
+    }
+
+    /// Adds a share to a page whose content is wanted.
+    pub(crate) fn claim(&mut self, page: PageId) -> Claim {
+        match &mut self.pages[page.index()] {
+            Page::Live { shares } => {
+                *shares = shares.checked_add(1).expect("shares fit u32");
+                Claim::Shared
+            }
+            Page::Cached => {
+                self.leave_cached(page, Page::Live { shares: 1 });
+                self.live += 1;
+                Claim::Revived
+            }
+            other => panic!("{page} has no content to claim: {other:?}"),
+        }
+    }
+
+    /// Gives up a share.
+    pub(crate) fn unshare(&mut self, page: PageId, afterlife: Afterlife) -> Unshare {
+        let Page::Live { shares } = &mut self.pages[page.index()] else {
+            panic!("{page} is not live: {:?}", self.pages[page.index()]);
+        };
+        if *shares > 1 {
+            *shares -= 1;
+            return Unshare::Shared;
+        }
+        self.live -= 1;
+        match afterlife {
+            Afterlife::Cached => {
+                self.pages[page.index()] = Page::Cached;
+                self.cached.push_back(page.raw());
+            }
+            Afterlife::Vacant => {
+                self.pages[page.index()] = Page::Vacant;
+                self.vacant.insert(page.raw());
+            }
+        }
+        Unshare::Freed
+    }
+
+    /// Makes a held page piece `piece` of an image.
+    pub(crate) fn make_raw(&mut self, page: PageId, owner: CheckpointId, piece: u32) {
+        self.leave_held(page, Page::Raw { owner, piece });
+        self.raw += 1;
+    }
+
+    /// Frees all pieces of an image.
+    ///
+    /// # Panics
+    /// Before anything is freed, where a unit is not its owner's piece of that number.
+    pub(crate) fn release_units(&mut self, units: &[PageId], owner: CheckpointId) {
+        for (piece, page) in (0u32..).zip(units) {
+            let state = self.pages[page.index()];
+            assert_eq!(state, Page::Raw { owner, piece }, "{page} is piece {piece} of {owner}");
+        }
+        for page in units {
+            self.pages[page.index()] = Page::Vacant;
+            self.vacant.insert(page.raw());
+        }
+        self.raw -= u32::try_from(units.len()).expect("units of an image fit u32");
+    }
+
+    /// Adds up to `count` pages at the top and says how many.
+    pub(crate) fn extend(&mut self, count: Pages) -> Pages {
+        let room = u32::try_from(self.pages.len()).expect("page ids fit u32") - self.total;
+        let taken = count.get().min(room);
+        for id in self.total..self.total + taken {
+            self.vacant.insert(id);
+        }
+        self.total += taken;
+        Pages::new(taken)
+    }
+
+    /// Takes the highest page out of the pool.
+    pub(crate) fn retire_top(&mut self) -> RetireTop {
+        let Some(top) = self.total.checked_sub(1) else { return RetireTop::Empty };
+        let page = PageId::new(top);
+        let answer = match self.pages[page.index()] {
+            Page::Raw { .. } | Page::Held => return RetireTop::Refused(page),
+            Page::Vacant => {
+                self.vacant.remove(top);
+                RetireTop::Retired(page)
+            }
+            Page::Cached => {
+                self.leave_cached(page, Page::Vacant);
+                RetireTop::Evicted(page)
+            }
+            live @ Page::Live { .. } => {
+                let Some(to) = self.vacant.first() else { return RetireTop::Refused(page) };
+                self.vacant.remove(to);
+                self.pages[to as usize] = live;
+                self.pages[page.index()] = Page::Vacant;
+                RetireTop::Moved { from: page, to: PageId::new(to) }
+            }
+        };
+        self.total = top;
+        answer
+    }
+
+    fn leave_held(&mut self, page: PageId, to: Page) {
+        let state = &mut self.pages[page.index()];
+        assert_eq!(*state, Page::Held, "{page} is held");
+        *state = to;
+        self.held -= 1;
+    }
+
+    fn leave_cached(&mut self, page: PageId, to: Page) {
+        let state = &mut self.pages[page.index()];
+        assert_eq!(*state, Page::Cached, "{page} is cached");
+        *state = to;
+        self.cached.remove(page.raw());
+    }
+
+    /// Owner and piece number of a raw unit.
+    pub(crate) fn raw_owner(&self, page: PageId) -> Option<(CheckpointId, u32)> {
+        match self.pages[page.index()] {
+            Page::Raw { owner, piece } => Some((owner, piece)),
+            _ => None,
+        }
+    }
+
+    /// Shares of a live page, zero for any other.
+    pub(crate) fn shares(&self, page: PageId) -> u32 {
+        match self.pages[page.index()] {
+            Page::Live { shares } => shares,
+            _ => 0,
+        }
+    }
+
+    /// Audits the counts against the pages in O(n).
+    pub(crate) fn check(&self) {
+        let mut counts = [0u32; 5];
+        for (id, page) in (0u32..).zip(&self.pages) {
+            if id >= self.total {
+                assert_eq!(*page, Page::Vacant, "p{id} lies outside the pool");
+                assert!(!self.vacant.contains(id), "p{id} lies outside the pool");
+                continue;
+            }
+            assert_eq!(self.vacant.contains(id), *page == Page::Vacant, "p{id} in the vacant set");
+            counts[match page {
+                Page::Vacant => 0,
+                Page::Cached => 1,
+                Page::Held => 2,
+                Page::Live { shares } => {
+                    assert!(*shares > 0, "p{id} is live without a share");
+                    3
+                }
+                Page::Raw { .. } => 4,
+            }] += 1;
+        }
+        let sum = self.vacant() + self.cached() + self.held + self.live + self.raw;
+        assert_eq!(sum, self.total, "every page has one owner");
+        assert_eq!(
+            counts,
+            [self.vacant(), self.cached(), self.held, self.live, self.raw],
+            "counts of vacant, cached, held, live and raw pages"
+        );
+        let linked: Vec<u32> = self.cached.iter().collect();
+        assert_eq!(linked.len(), counts[1] as usize);
+        assert!(linked.iter().all(|&id| self.pages[id as usize] == Page::Cached));
+    }
+}
+
+#[cfg(test)]
+mod tests;
