@@ -20,7 +20,6 @@ mod output;
 mod recurrent;
 mod request;
 mod runner;
-mod sampling;
 mod schedule;
 mod sequence;
 mod settle;

@@ -5,6 +5,7 @@
 //! stores becomes visible. Every request in any of them gives up its residency and waits again; a
 //! request that was in `batch_failures_max` batches that failed by themselves ends with an error.
 
+use statepages_model::DrawAt;
 use statepages_page::{RequestId, Tokens};
 use statepages_store::Outcome;
 
@@ -13,7 +14,6 @@ use crate::engine::{Engine, Flight, Trust};
 use crate::output::{Failure, FinishReason, Output, PreemptCause};
 use crate::request::{LogitsReport, Verdict, judge};
 use crate::runner::{Row, RowOutput, RunError, Runner, StepBatch, StepResult};
-use crate::sampling::choose;
 use crate::sequence::Admission;
 
 impl<R: Runner, C: Connector> Engine<R, C> {
@@ -73,16 +73,18 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             RowOutput::Nothing => return,
             RowOutput::Token(token) => (Ok(token), None),
             RowOutput::Logits(logits) => {
-                (choose(&logits, &sequence.sampling, position), Some(logits))
+                let at = DrawAt { seed: sequence.seed, position: position.get() };
+                (sequence.sampling.sample(&logits, at), Some(logits))
             }
         };
         let token = match token {
             Ok(token) => token,
-            Err(what) => {
-                let reason = FinishReason::Failed(Failure::Logits(what));
+            Err(error) => {
+                let reason = FinishReason::Failed(Failure::Logits(error.to_string()));
                 return self.finish(row.request, reason);
             }
         };
+        assert!(token < self.limits.vocab(), "{}: token {token} of no vocabulary", row.request);
         let logits = match sequence.logits {
             LogitsReport::Attach => logits,
             LogitsReport::Omit => None,
