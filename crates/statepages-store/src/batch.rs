@@ -32,6 +32,7 @@ enum Access {
 enum Verdict {
     Store,
     Superseded,
+    Unfiled,
     SlotGone,
     Duplicate,
     NoRoom,
@@ -265,6 +266,10 @@ impl ControlPlane {
             match verdict {
                 Verdict::Store => {}
                 Verdict::Superseded => self.counters.superseded += 1,
+                Verdict::Unfiled => {
+                    self.counters.unfiled += 1;
+                    self.counters.orphaned_keys += 1;
+                }
                 Verdict::SlotGone => self.counters.slot_gone += 1,
                 Verdict::NoRoom => self.counters.no_room += 1,
                 Verdict::Duplicate => self.counters.duplicate += 1,
@@ -273,7 +278,7 @@ impl ControlPlane {
                 let trace = match verdict {
                     Verdict::Superseded | Verdict::NoRoom => Some(Trace::Dropped),
                     Verdict::SlotGone => Some(Trace::Failed),
-                    Verdict::Duplicate | Verdict::Store => None,
+                    Verdict::Unfiled | Verdict::Duplicate | Verdict::Store => None,
                 };
                 if let Some(trace) = trace {
                     self.index.set_trace(entry.image.key, trace);
@@ -320,6 +325,11 @@ impl ControlPlane {
         // A slot whose restore rides this same batch does not hold the state yet.
         if moved_on || self.restores.contains(slot) {
             return Verdict::Superseded;
+        }
+        // Its block was published, and given up before the boundary was filed: another request had
+        // computed the same block, and with that request's page the key went.
+        if self.slots.computed(slot) >= boundary.tokens() && self.index.page(key).is_none() {
+            return Verdict::Unfiled;
         }
         if self.store.lookup(key).is_some() || self.store.is_copying(key) {
             return Verdict::Duplicate;

@@ -1,5 +1,6 @@
 //! Tests of the control plane through its public interface.
 
+mod admission;
 mod blockers;
 mod corners;
 mod groups;
