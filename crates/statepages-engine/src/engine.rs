@@ -80,8 +80,8 @@ pub(crate) struct Flight {
     pub(crate) receipt: Receipt,
     /// The residency of each row, in row order.
     pub(crate) admissions: Vec<Admission>,
-    /// Residencies whose slot the batch's copies read or write, with a row in it or without.
-    pub(crate) copied: Vec<Admission>,
+    /// Residencies whose slot the batch's restores write, with a row in it or without.
+    pub(crate) restored: Vec<Admission>,
     pub(crate) trust: Trust,
 }
 

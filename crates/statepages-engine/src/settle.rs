@@ -116,8 +116,8 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
         }
-        for admission in flight.copied {
-            self.fail_copied(admission);
+        for admission in flight.restored {
+            self.unload_spoilt(admission);
         }
     }
 
@@ -134,14 +134,5 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
         }
         self.preempt(row.request, PreemptCause::BatchFailed);
-    }
-
-    /// A copy of the failed batch touched the residency's slot: nobody knows what it holds.
-    fn fail_copied(&mut self, admission: Admission) {
-        if let Some(&request) = self.running.get(&admission) {
-            self.preempt(request, PreemptCause::BatchFailed);
-        } else {
-            self.unload_spoilt(admission);
-        }
     }
 }
