@@ -44,7 +44,7 @@ fn a_draw_depends_on_seed_and_position_alone() {
     for setup in [
         Setup::ROOMY,
         Setup { pages: 22, interval: Some(1), budget: 7, ..Setup::ROOMY },
-        Setup { pages: 22, in_flight: 2, latency: 2, interval: Some(2), faults, ..Setup::ROOMY },
+        Setup { pages: 22, in_flight: 2, latency: 3, interval: Some(2), faults, ..Setup::ROOMY },
     ] {
         assert_eq!(sampled(setup, &seeds), alone, "{setup:?}");
     }
