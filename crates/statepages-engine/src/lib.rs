@@ -20,7 +20,6 @@ mod output;
 mod recurrent;
 mod request;
 mod runner;
-mod sampling;
 mod schedule;
 mod sequence;
 mod settle;
@@ -35,7 +34,9 @@ pub use limits::{InFlight, LimitError, Limits, PoolFacts, RawLimits};
 pub use metrics::{Snapshot, Totals, Usage};
 pub use null::NullRunner;
 pub use output::{Failure, FinishReason, LoadEnd, Output, PreemptCause};
-pub use recurrent::{Latency, RecurrentModel, RecurrentRemote, RecurrentRunner, RunnerFaults};
+pub use recurrent::{
+    Effect, Latency, RecurrentModel, RecurrentRemote, RecurrentRunner, RunnerFaults,
+};
 pub use request::{LogitsReport, Refusal, Request, Sampling, Stop, TokenPlace};
 pub use runner::{
     LogitsWanted, RemoteState, Row, RowOutput, RunError, Runner, StepBatch, StepResult,

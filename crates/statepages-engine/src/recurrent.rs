@@ -187,6 +187,23 @@ pub struct Latency {
     /// Polls that find nothing before each batch. The batch is executed only when it is reported,
     /// so whatever is changed meanwhile behind its back shows.
     pub polls: u32,
+    /// Which of several queued batches takes effect first.
+    pub effect: Effect,
+}
+
+/// Which of several queued batches takes effect first. They are reported in order either way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// The oldest: the runner keeps its batches in order.
+    OldestFirst,
+    /// The youngest, before those it may not depend on: the worst that a runner without order does.
+    YoungestFirst,
+}
+
+/// A submitted batch, with what it came to once it has taken effect.
+struct Queued {
+    batch: StepBatch,
+    outcome: Option<Result<Vec<RowOutput>, RunError>>,
 }
 
 /// Runs a [`RecurrentModel`].
@@ -195,7 +212,7 @@ pub struct RecurrentRunner {
     arena: HostArena,
     latency: Latency,
     faults: Option<RunnerFaults>,
-    queue: VecDeque<StepBatch>,
+    queue: VecDeque<Queued>,
     polls: u32,
     violations: Vec<String>,
     /// Batches that were queued when one failed: they may well find wrong states.
@@ -252,12 +269,19 @@ impl RecurrentRunner {
         &mut self.arena
     }
 
+    fn take_effect(&mut self, index: usize) {
+        if self.queue[index].outcome.is_none() {
+            let batch = self.queue[index].batch.clone();
+            self.queue[index].outcome = Some(self.execute(&batch));
+        }
+    }
+
     fn execute(&mut self, batch: &StepBatch) -> Result<Vec<RowOutput>, RunError> {
         self.executed += 1;
         self.copy(&batch.ops);
         if self.fails(batch.id) {
             self.spoil(batch);
-            self.suspect = self.queue.back().map(|batch| batch.id).max(self.suspect);
+            self.suspect = self.queue.back().map(|queued| queued.batch.id).max(self.suspect);
             return Err(RunError { what: format!("{} was chosen to fail", batch.id) });
         }
         let before = self.violations.len();
@@ -405,7 +429,7 @@ impl RecurrentRunner {
 
 impl Runner for RecurrentRunner {
     fn submit(&mut self, batch: StepBatch) {
-        self.queue.push_back(batch);
+        self.queue.push_back(Queued { batch, outcome: None });
     }
 
     fn poll(&mut self) -> Option<StepResult> {
@@ -415,9 +439,15 @@ impl Runner for RecurrentRunner {
             return None;
         }
         self.polls = 0;
-        let batch = self.queue.pop_front()?;
-        let outcome = self.execute(&batch);
-        Some(StepResult { batch, outcome })
+        let last = match self.latency.effect {
+            Effect::OldestFirst => 0,
+            Effect::YoungestFirst => self.queue.len() - 1,
+        };
+        for index in (0..=last).rev() {
+            self.take_effect(index);
+        }
+        let Queued { batch, outcome } = self.queue.pop_front()?;
+        Some(StepResult { batch, outcome: outcome.expect("the oldest batch has taken effect") })
     }
 
     fn land(
