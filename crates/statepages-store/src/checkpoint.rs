@@ -30,6 +30,7 @@
 
 use statepages_page::{Boundary, CheckpointId, ContentKey, PageId, Pages, RequestId};
 
+use crate::audit::{RecordState, RecordView, push_key};
 use crate::key_table::KeyTable;
 use crate::order::Order;
 use crate::placement::KeepReason;
@@ -474,6 +475,42 @@ impl CheckpointStore {
         self.ids.remove(index);
         self.records[index as usize].state = State::Absent;
         self.absent.push(index);
+    }
+
+    /// Every record, in the order of the slab.
+    pub(crate) fn views(&self) -> impl Iterator<Item = RecordView<'_>> {
+        (0u32..).zip(&self.records).filter_map(|(index, record)| {
+            let state = match record.state {
+                State::Absent => return None,
+                State::Copying => RecordState::Copying,
+                State::Ready { pins } => RecordState::Ready { pins },
+                State::EvictingWriter { .. } => RecordState::EvictingWriter,
+                State::EvictingReaders { pins, .. } => RecordState::EvictingReaders { pins },
+            };
+            let Image { key, boundary, .. } = record.image;
+            Some(RecordView { id: record.id, key, boundary, state, units: self.units(index) })
+        })
+    }
+
+    /// Appends all that later answers depend on. Where a record lies in the slab is no part of it,
+    /// so records stand in the order of their first units.
+    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
+        let mut records: Vec<RecordView<'_>> = self.views().collect();
+        records.sort_unstable_by_key(|record| record.units[0]);
+        for record in records {
+            out.push(match record.state {
+                RecordState::Copying => 0,
+                RecordState::Ready { pins } => 1 | u64::from(pins) << 8,
+                RecordState::EvictingWriter => 2,
+                RecordState::EvictingReaders { pins } => 3 | u64::from(pins) << 8,
+            });
+            push_key(record.key, out);
+            out.push(u64::from(record.boundary.get()));
+            out.extend(record.units.iter().map(|unit| u64::from(unit.raw())));
+        }
+        out.push(u64::MAX);
+        out.extend(self.recency.iter().map(|index| u64::from(self.units(index)[0].raw())));
+        out.push(u64::MAX);
     }
 
     /// Audits tables, counts and units in O(n).

@@ -20,6 +20,7 @@
 
 mod admission;
 mod admit;
+mod audit;
 mod batch;
 mod check;
 mod checkpoint;
@@ -45,6 +46,7 @@ mod slots;
 mod victim;
 
 pub use admission::{Admit, AdmitReport, AdmitRequest, Hit, LossReason, Losses, Lost, Refusal};
+pub use audit::{RecordState, RecordView};
 pub use config::{
     BackendOrder, Caching, CheckpointInterval, ConfigError, ControlPlaneConfig, IntervalError,
     IntervalSnapped, Schedulers,

@@ -312,6 +312,20 @@ impl PagePool {
         }
     }
 
+    /// Appends all that later answers depend on. Whose a raw unit is, the records say.
+    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
+        out.push(u64::from(self.total));
+        out.extend(self.pages[..self.total as usize].iter().map(|page| match *page {
+            Page::Vacant => 0,
+            Page::Cached => 1,
+            Page::Held => 2,
+            Page::Live { shares } => 3 | u64::from(shares) << 8,
+            Page::Raw { piece, .. } => 4 | u64::from(piece) << 8,
+        }));
+        out.extend(self.cached.iter().map(u64::from));
+        out.push(u64::MAX);
+    }
+
     /// Audits the counts against the pages in O(n).
     pub(crate) fn check(&self) {
         let mut counts = [0u32; 5];

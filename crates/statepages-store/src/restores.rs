@@ -51,6 +51,12 @@ impl Restores {
         Some((slot, record))
     }
 
+    /// Targets and records, in the order of queueing.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (SlotId, RecordIndex)> {
+        self.slots()
+            .map(|slot| (slot, self.records[slot.index()].expect("a linked slot has a restore")))
+    }
+
     /// Targets, in the order of queueing.
     pub(crate) fn slots(&self) -> impl Iterator<Item = SlotId> {
         self.order.iter().map(SlotId::new)

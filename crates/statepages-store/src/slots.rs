@@ -303,6 +303,26 @@ impl SlotPool {
         self.free.insert(slot.raw());
     }
 
+    /// Appends all that later answers depend on.
+    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
+        for slot in &self.slots {
+            let state = match slot.state {
+                State::Free => {
+                    out.push(0);
+                    continue;
+                }
+                State::Taken => 1,
+                State::Departing { to, .. } => 2 | u64::from(to.raw()) << 8,
+                State::Fenced { moved: None } => 3,
+                State::Fenced { moved: Some((to, _)) } => 4 | u64::from(to.raw()) << 8,
+            };
+            let known = u64::from(slot.bytes == SlotBytes::Known);
+            out.extend([state, u64::from(slot.in_flight), known]);
+            out.extend([u64::from(slot.scheduled.get()), u64::from(slot.computed.get())]);
+        }
+        out.push(u64::MAX);
+    }
+
     /// Audits the counts in O(n) and answers the number of taken slots.
     pub(crate) fn check(&self) -> u32 {
         let mut counts = [0u32; 3];
