@@ -1,0 +1,17 @@
+//! The production control plane, scheduler, loop and copy planner under every fault there is.
+//!
+//! [`attempt`] runs one seed's world over a faulty device and a faulty connector and audits it after
+//! each event; [`shrink`] cuts a failing run down to a short list of stimuli. No clock, no thread.
+
+mod device;
+mod oracle;
+mod random;
+mod run;
+mod setup;
+mod shrink;
+mod tally;
+
+pub use run::{Report, replay, run};
+pub use setup::{Act, Bug, Setup};
+pub use shrink::{Failure, attempt, shrink};
+pub use tally::{Fault, MEETINGS_MIN, Met, Tally};

@@ -1,0 +1,540 @@
+//! The driver: stimuli in, the production loop turned, everything audited after each event.
+//!
+//! An event is one outside stimulus (submission, abort, reset) or one completion (a batch's report, a
+//! load's end). Turns of the loop are no events.
+//!
+//! After each: requests, lists, pages, slots, pins and counters agree (the engine's own audit); the
+//! bytes of every READY image are exactly the state its key names, and its boundary is that state's
+//! position; no row of the youngest batch writes a unit of a record or another row's page; every byte
+//! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
+//! being written.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use statepages_engine::{
+    Connector, DelayedConnector, Engine, EngineParts, Event, Faults, FinishReason, Load, LoadDone,
+    LoadId, LoadQuery, LogitsReport, Output, PreemptCause, Progress, RawLimits, Request, Sampling,
+    Stop,
+};
+use statepages_page::{Boundary, RequestId};
+use statepages_store::RecordState;
+
+use crate::device::{Device, Reported, model};
+use crate::oracle::{Oracle, REVISION, Remote, VOCAB, salt};
+use crate::random::{Random, mix};
+use crate::setup::{Act, Acts, Bug, Setup};
+use crate::tally::{Fault, Met, Tally};
+
+/// Requests that are live at once, at most: more only wait.
+const LIVE_MAX: usize = 24;
+/// Finished requests that may be continued or aborted late.
+const REMEMBERED: usize = 12;
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Stimuli and completions.
+    pub events: u64,
+    /// Turns of the loop.
+    pub steps: u64,
+    /// Batches that ran.
+    pub batches: u64,
+    /// Tokens that were resumed rather than computed.
+    pub resumed: u64,
+    /// Stores handed to a batch.
+    pub kept: u64,
+    /// How often each fault met each state.
+    pub tally: Tally,
+}
+
+struct Counted {
+    inner: DelayedConnector<Remote>,
+    completions: u64,
+    silent: bool,
+}
+
+impl Connector for Counted {
+    fn offer(&mut self, query: &LoadQuery<'_>) -> Option<Boundary> {
+        // Half of the requests have nothing at the far side, whatever their tokens.
+        if mix(query.request.raw()).is_multiple_of(2) {
+            return None;
+        }
+        self.inner.offer(query)
+    }
+
+    fn start(&mut self, load: &Load<'_>) {
+        self.inner.start(load);
+    }
+
+    fn cancel(&mut self, id: LoadId) {
+        self.inner.cancel(id);
+    }
+
+    fn poll(&mut self) -> Option<LoadDone> {
+        if self.silent {
+            return None;
+        }
+        let done = self.inner.poll();
+        self.completions += u64::from(done.is_some());
+        done
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Parked,
+    Prefilling,
+    Decoding,
+    Preempted,
+}
+
+struct Live {
+    phase: Phase,
+    prompt: Vec<u32>,
+    tenant: u8,
+    heard: u32,
+}
+
+struct Past {
+    id: RequestId,
+    tokens: Vec<u32>,
+    tenant: u8,
+}
+
+struct World {
+    setup: Setup,
+    engine: Engine<Device, Counted>,
+    oracle: Rc<RefCell<Oracle>>,
+    live: BTreeMap<RequestId, Live>,
+    past: VecDeque<Past>,
+    /// Finished requests that a batch in flight may still name.
+    leaving: BTreeSet<RequestId>,
+    next: u64,
+    stimuli: u64,
+    bugs: Random,
+    report: Report,
+}
+
+/// Runs a seed's world until so many events have happened.
+///
+/// # Panics
+/// Where an invariant does not hold. `done` has every stimulus up to that one.
+pub fn run(setup: &Setup, events: u64, done: &mut Vec<Act>) -> Report {
+    let mut world = World::new(setup);
+    for act in Acts::of(setup.seed) {
+        if world.report.events >= events {
+            break;
+        }
+        done.push(act.clone());
+        world.perform(&act);
+    }
+    done.push(Act::Drain);
+    world.perform(&Act::Drain);
+    world.end()
+}
+
+/// Runs a world on a list of stimuli, and then until nothing is left.
+///
+/// # Panics
+/// Where an invariant does not hold.
+pub fn replay(setup: &Setup, acts: &[Act]) -> Report {
+    let mut world = World::new(setup);
+    for act in acts {
+        world.perform(act);
+    }
+    world.perform(&Act::Drain);
+    world.end()
+}
+
+/// `len` tokens of a text, of few different ones, so that blocks repeat.
+fn text(family: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|at| (mix(family ^ mix(at)) % u64::from(VOCAB)) as u32).collect()
+}
+
+impl World {
+    fn new(setup: &Setup) -> Self {
+        let layout = model(setup).layout();
+        let oracle = Oracle::new(setup.block_size(), layout.id.clone(), setup.lanes);
+        let remote = Remote {
+            domain: oracle.domain(0),
+            block: setup.block_size(),
+            lanes: setup.lanes,
+            texts: (0..3).map(|family| text(family, 20)).collect(),
+        };
+        let oracle = Rc::new(RefCell::new(oracle));
+        let [failing, doubled, stuck] = setup.load_faults;
+        let faults = Faults { seed: setup.seed, steps_max: 6, failing, doubled, stuck, lost: 0 };
+        let connector = Counted {
+            inner: DelayedConnector::new(remote, faults),
+            completions: 0,
+            silent: setup.bug == Some(Bug::SilentLoads),
+        };
+        let parts = EngineParts {
+            control: setup.control(),
+            limits: RawLimits {
+                max_num_batched_tokens: setup.budget,
+                max_num_seqs: u64::from(setup.slots),
+                max_in_flight: setup.in_flight,
+                max_model_len: 10_000,
+                vocab: u64::from(VOCAB),
+                waiting_max: 1_000,
+                batch_failures_max: setup.failures_max,
+                load_steps_max: setup.load_steps,
+            },
+            model_revision: REVISION.to_owned(),
+            layout: Some(layout.id),
+        };
+        let device = Device::new(setup, Rc::clone(&oracle));
+        Self {
+            engine: Engine::with_connector(parts, device, connector).expect("limits fit the world"),
+            setup: setup.clone(),
+            oracle,
+            live: BTreeMap::new(),
+            past: VecDeque::new(),
+            leaving: BTreeSet::new(),
+            next: 0,
+            stimuli: 0,
+            bugs: Random::new(setup.seed, 3),
+            report: Report::default(),
+        }
+    }
+
+    fn perform(&mut self, act: &Act) {
+        match *act {
+            Act::Submit { family, shared, tail, tokens, tenant } => {
+                let mut prompt = text(u64::from(family), usize::from(shared));
+                prompt.extend(text(1_000 + self.next, usize::from(tail)));
+                self.submit(prompt, tenant, u32::from(tokens));
+            }
+            Act::Continue { which, turn, tokens } => {
+                let Some(index) = usize::from(which).checked_rem(self.past.len()) else { return };
+                let Past { tokens: before, tenant, .. } = &self.past[index];
+                let (mut prompt, tenant) = (before.clone(), *tenant);
+                prompt.extend(text(1_000 + self.next, usize::from(turn)));
+                prompt.truncate(34);
+                self.submit(prompt, tenant, u32::from(tokens));
+            }
+            Act::Burst { family, blocks, count } => {
+                self.meet(Fault::Burst);
+                for _ in 0..count {
+                    let prompt = text(u64::from(family), usize::from(blocks) * 4);
+                    self.submit(prompt, 0, 6);
+                }
+            }
+            Act::Abort(which) => self.abort(which),
+            Act::Step => {
+                self.step();
+            }
+            Act::Reset => {
+                self.stimuli += 1;
+                self.meet(Fault::Reset);
+                self.engine.handle(Event::ResetPrefixCache);
+                self.audit();
+            }
+            Act::Drain => self.drain(),
+        }
+    }
+
+    fn submit(&mut self, mut prompt: Vec<u32>, tenant: u8, tokens: u32) {
+        if self.live.len() >= LIVE_MAX {
+            return;
+        }
+        if prompt.is_empty() {
+            prompt.push(0);
+        }
+        let id = RequestId::new(self.next);
+        self.next += 1;
+        self.stimuli += 1;
+        self.oracle.borrow_mut().add(id, tenant, &prompt, tokens);
+        let shown = if self.setup.bug == Some(Bug::OneTenant) { 0 } else { tenant };
+        let request = Request {
+            id,
+            prompt: prompt.clone(),
+            tenant_salt: salt(shown),
+            adapter: None,
+            sampling: Sampling::GREEDY,
+            stop: Stop::after(tokens),
+            logits: LogitsReport::Omit,
+        };
+        self.live.insert(id, Live { phase: Phase::Waiting, prompt, tenant, heard: 0 });
+        self.engine.submit(request).expect("requests of the workload fit the pool");
+        self.audit();
+    }
+
+    fn abort(&mut self, which: u8) {
+        let ids: Vec<RequestId> =
+            self.live.keys().copied().chain(self.past.iter().map(|past| past.id)).collect();
+        let Some(index) = usize::from(which).checked_rem(ids.len()) else { return };
+        self.stimuli += 1;
+        if let Some(live) = self.live.get(&ids[index]) {
+            // Of request states an abort meets its target's alone.
+            let states = std::iter::once(met(live.phase)).chain(self.records());
+            let states: Vec<Met> = states.collect();
+            self.report.tally.meet(Fault::Abort, states);
+        }
+        self.engine.abort(ids[index]);
+        self.listen();
+        self.audit();
+    }
+
+    fn step(&mut self) -> Progress {
+        self.report.steps += 1;
+        let device = self.engine.runner();
+        let (submitted, reordered) = (device.submitted, device.reordered);
+        let (in_flight, stores) = (device.in_flight(), device.stores_in_flight());
+        let before = self.engine.snapshot().totals;
+        let progress = self.engine.step();
+        let after = self.engine.snapshot().totals;
+        let device = self.engine.runner_mut();
+        let reports = std::mem::take(&mut device.reported);
+        let (now, reordered_now) = (device.submitted, device.reordered);
+        // Stores that no report had come for when the batch was planned.
+        let reported = reports.len().min(in_flight);
+        let stores_ahead = match (now > submitted, reported) {
+            (true, _) => device.stores_ahead,
+            (false, 0) => stores,
+            (false, _) => device.stores_in_flight(),
+        };
+        for Reported { fault, requests } in reports {
+            let Some(fault) = fault else { continue };
+            let phases = requests.iter().filter_map(|id| self.live.get(id));
+            let mut states: Vec<Met> = phases.map(|live| met(live.phase)).collect();
+            states.extend(self.others());
+            self.report.tally.meet(fault, states);
+        }
+        if reordered_now > reordered {
+            self.meet(Fault::Reordered);
+        }
+        if matches!(progress, Progress::Submitted { .. }) {
+            if in_flight > reported {
+                self.meet(Fault::BuiltAhead);
+            }
+        } else {
+            self.meet(Fault::EmptyTick);
+        }
+        for (fault, before, after) in [
+            (Fault::NoPage, before.preempted_no_page, after.preempted_no_page),
+            (Fault::LoadFailed, before.loads_failed, after.loads_failed),
+            (Fault::LoadCancelled, before.loads_cancelled, after.loads_cancelled),
+            (Fault::LoadRepeated, before.loads_ignored, after.loads_ignored),
+        ] {
+            if after > before {
+                self.meet(fault);
+            }
+        }
+        if after.preempted_no_page > before.preempted_no_page {
+            assert_eq!(stores_ahead, 0, "wait: a live request lost a page to a store in flight");
+        }
+        self.listen();
+        self.audit();
+        progress
+    }
+
+    fn drain(&mut self) {
+        for _ in 0..20_000 {
+            if self.step() == Progress::Idle {
+                return self.audit_idle();
+            }
+        }
+        panic!("leak: no end: {:?}", self.engine.snapshot());
+    }
+
+    fn end(mut self) -> Report {
+        let snapshot = self.engine.snapshot();
+        self.report.batches = snapshot.totals.batches;
+        self.report.kept = snapshot.counters.kept;
+        std::mem::take(&mut self.report)
+    }
+
+    fn listen(&mut self) {
+        while let Some(output) = self.engine.next_output() {
+            match output {
+                Output::Admitted { request, report } => {
+                    self.of(request).phase = Phase::Prefilling;
+                    self.report.resumed += u64::from(report.hit.resumable.get());
+                }
+                Output::Parked { request, .. } => self.of(request).phase = Phase::Parked,
+                Output::Unparked { request, load } => {
+                    self.of(request).phase = match load {
+                        statepages_engine::LoadEnd::Landed(_) => Phase::Prefilling,
+                        statepages_engine::LoadEnd::Failed => Phase::Waiting,
+                    };
+                }
+                Output::Token { request, token, position, .. } => {
+                    let wanted = {
+                        let oracle = self.oracle.borrow();
+                        oracle.stream(request).keys.tokens()[position.index()]
+                    };
+                    assert_eq!(token, wanted, "token: {request} at {position}");
+                    let live = self.of(request);
+                    let place = live.prompt.len() as u32 + live.heard;
+                    assert_eq!(position.get(), place, "token: {request} skips or repeats one");
+                    live.heard += 1;
+                    live.phase = Phase::Decoding;
+                }
+                Output::Preempted { request, cause } => {
+                    self.of(request).phase = Phase::Preempted;
+                    assert!(matches!(cause, PreemptCause::NoPage | PreemptCause::BatchFailed));
+                }
+                Output::Finished { request, reason, usage } => {
+                    self.ended(request, &reason, usage.generated.get())
+                }
+                other => panic!("output: {other:?}"),
+            }
+        }
+    }
+
+    fn of(&mut self, request: RequestId) -> &mut Live {
+        self.live.get_mut(&request).expect("nothing is heard of a request after its end")
+    }
+
+    fn ended(&mut self, request: RequestId, reason: &FinishReason, generated: u32) {
+        let live = self.live.remove(&request).expect("a request ends once");
+        assert_eq!(generated, live.heard, "{request} heard of every token");
+        {
+            let oracle = self.oracle.borrow();
+            let stream = oracle.stream(request);
+            let wanted = stream.keys.tokens().len() - stream.prompt;
+            match reason {
+                FinishReason::MaxTokens => assert_eq!(generated as usize, wanted, "{request}"),
+                FinishReason::Aborted | FinishReason::Failed(_) => {}
+                other => panic!("{request}: {other:?}"),
+            }
+            let tokens = stream.keys.tokens()[..stream.prompt + generated as usize].to_vec();
+            self.past.push_back(Past { id: request, tokens, tenant: live.tenant });
+        }
+        if self.past.len() > REMEMBERED {
+            self.past.pop_front();
+        }
+        self.leaving.insert(request);
+    }
+
+    fn meet(&mut self, fault: Fault) {
+        let phases: BTreeSet<usize> =
+            self.live.values().map(|live| met(live.phase) as usize).collect();
+        let mut states: Vec<Met> = phases.into_iter().map(|index| Met::ALL[index]).collect();
+        states.extend(self.records());
+        self.report.tally.meet(fault, states);
+    }
+
+    /// States met by a fault that has its own list of requests: records, and requests at rest.
+    fn others(&self) -> Vec<Met> {
+        let resting =
+            |phase: Phase| matches!(phase, Phase::Waiting | Phase::Parked | Phase::Preempted);
+        let phases = self.live.values().map(|live| live.phase).filter(|&phase| resting(phase));
+        let phases: BTreeSet<usize> = phases.map(|phase| met(phase) as usize).collect();
+        phases.into_iter().map(|index| Met::ALL[index]).chain(self.records()).collect()
+    }
+
+    fn records(&self) -> Vec<Met> {
+        let gauges = self.engine.control().gauges();
+        let pinned = self
+            .engine
+            .control()
+            .records()
+            .any(|record| matches!(record.state, RecordState::Ready { pins } if pins > 0));
+        let present = [
+            (gauges.pending > 0, Met::Pending),
+            (gauges.copying > 0, Met::Copying),
+            (gauges.ready > 0, Met::Ready),
+            (pinned, Met::Pinned),
+            (gauges.evicting > 0, Met::Evicting),
+            (gauges.queued_restores > 0, Met::QueuedRestore),
+        ];
+        present.into_iter().filter(|&(there, _)| there).map(|(_, met)| met).collect()
+    }
+
+    fn audit(&mut self) {
+        self.engine.check();
+        self.spoil();
+        let completions = self.engine.connector_mut().completions;
+        let device = self.engine.runner();
+        self.report.events = self.stimuli + device.reports + completions;
+        assert!(device.violations.is_empty(), "{}", device.violations[0]);
+        let oracle = self.oracle.borrow();
+        let mut units = BTreeSet::new();
+        for record in self.engine.control().records() {
+            for &unit in record.units {
+                assert!(units.insert(unit), "owner: {unit} is a unit of two records");
+            }
+            if let RecordState::Ready { .. } = record.state {
+                let known = oracle.known(record.key).expect("ready: a key of some stream");
+                assert_eq!(
+                    known.position,
+                    record.boundary.get(),
+                    "ready: position of {}",
+                    record.id
+                );
+                let same = device.image(record.units).eq(oracle.slot_bytes(known));
+                assert!(same, "ready: {} holds another state than its key names", record.id);
+            }
+        }
+        let Some(batch) = device.youngest() else { return };
+        for row in &batch.rows {
+            let block = self.setup.block_size();
+            let from = block.blocks_floor(row.start).index();
+            for page in &row.pages[from..] {
+                assert!(units.insert(*page), "owner: {} writes {page}, another's", row.request);
+            }
+        }
+    }
+
+    /// Puts the world's bug in, where it is one of bytes.
+    fn spoil(&mut self) {
+        let page = match self.setup.bug {
+            Some(Bug::WriteReady) => self
+                .engine
+                .control()
+                .records()
+                .find(|record| matches!(record.state, RecordState::Ready { .. }))
+                .map(|record| record.units[0]),
+            Some(Bug::WriteLive) => {
+                let row = self.engine.runner().youngest().map(|batch| &batch.rows[0]);
+                row.filter(|row| row.start.get() >= self.setup.block).map(|row| row.pages[0])
+            }
+            _ => None,
+        };
+        if let Some(page) = page
+            && self.bugs.percent(10)
+        {
+            self.engine.runner_mut().flip(page);
+        }
+    }
+
+    fn audit_idle(&mut self) {
+        let snapshot = self.engine.snapshot();
+        let gauges = snapshot.gauges;
+        let held = [
+            gauges.pages_live,
+            gauges.pages_held,
+            gauges.pending,
+            gauges.copying,
+            gauges.evicting,
+            gauges.queued_restores,
+            gauges.slots_fenced,
+            snapshot.draining,
+            snapshot.parked,
+            self.setup.slots - gauges.slots_free,
+            gauges.pages_total - gauges.pages_available,
+        ];
+        assert_eq!(held, [0; 11], "leak: {snapshot:?}");
+        assert!(self.live.is_empty(), "leak: {} requests never ended", self.live.len());
+        let mut oracle = self.oracle.borrow_mut();
+        for id in std::mem::take(&mut self.leaving) {
+            oracle.remove(id);
+        }
+    }
+}
+
+const fn met(phase: Phase) -> Met {
+    match phase {
+        Phase::Waiting => Met::Waiting,
+        Phase::Parked => Met::Parked,
+        Phase::Prefilling => Met::Prefilling,
+        Phase::Decoding => Met::Decoding,
+        Phase::Preempted => Met::Preempted,
+    }
+}

@@ -1,0 +1,245 @@
+//! One simulated world: its sizes, its fault rates, and the stimuli it gets. All drawn from a seed.
+
+use statepages_page::{BlockSize, Pages};
+use statepages_store::{
+    BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
+    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
+};
+
+use crate::device::model;
+use crate::random::Random;
+
+/// A bug put in on purpose, to show that the auditor sees one of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The device loses every restore.
+    SkipRestores,
+    /// The device reports a batch as done whose copies tore.
+    TornIsDone,
+    /// The device writes one byte of a READY image.
+    WriteReady,
+    /// The device writes one byte of a live page.
+    WriteLive,
+    /// Requests of all tenants are submitted without their salts.
+    OneTenant,
+    /// The far side never says that a load has ended.
+    SilentLoads,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::SkipRestores,
+        Self::TornIsDone,
+        Self::WriteReady,
+        Self::WriteLive,
+        Self::OneTenant,
+        Self::SilentLoads,
+    ];
+}
+
+/// A world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Seeds every draw.
+    pub seed: u64,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Active slots.
+    pub slots: u32,
+    /// Tokens per block.
+    pub block: u32,
+    /// Lanes of each of a slot's planes: sets the units of an image.
+    pub lanes: u32,
+    /// Grid of kept boundaries, in blocks; `None` keeps anchors and demands only.
+    pub interval: Option<u32>,
+    /// Tokens of a batch at most.
+    pub budget: u64,
+    /// Batches in flight at most, 1 or 2.
+    pub in_flight: u64,
+    /// What the device promises.
+    pub order: BackendOrder,
+    /// Polls that a batch takes at most.
+    pub latency: u32,
+    /// Batches of a hundred that fail.
+    pub failing: u64,
+    /// Failed batches that end a request.
+    pub failures_max: u64,
+    /// Steps after which a remote load is called off.
+    pub load_steps: u64,
+    /// Loads of a hundred that fail, complete twice, and never complete unless cancelled.
+    pub load_faults: [u8; 3],
+    /// A bug put in on purpose.
+    pub bug: Option<Bug>,
+}
+
+/// One stimulus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// `shared` tokens of a family's text, then `tail` tokens of its own.
+    Submit {
+        /// Which text.
+        family: u8,
+        /// Tokens shared with others of the family.
+        shared: u8,
+        /// Tokens of its own.
+        tail: u8,
+        /// Tokens to generate.
+        tokens: u8,
+        /// Whose it is.
+        tenant: u8,
+    },
+    /// Prompt and output of an earlier request, and `turn` more tokens.
+    Continue {
+        /// Which of the remembered ones, modulo their number.
+        which: u8,
+        /// Tokens of the new turn.
+        turn: u8,
+        /// Tokens to generate.
+        tokens: u8,
+    },
+    /// So many requests whose prompts end on the same boundary of one text, at once.
+    Burst {
+        /// Which text.
+        family: u8,
+        /// Blocks of the prompt.
+        blocks: u8,
+        /// Requests.
+        count: u8,
+    },
+    /// Calls a request off, live or just finished.
+    Abort(u8),
+    /// One turn of the loop.
+    Step,
+    /// Empties the cache.
+    Reset,
+    /// Runs until nothing is left, and audits that nothing is.
+    Drain,
+}
+
+impl Setup {
+    /// The world of a seed.
+    pub fn of(seed: u64) -> Self {
+        let mut draw = Random::new(seed, 0);
+        let pages = match draw.below(3) {
+            0 => draw.within(14, 20),
+            1 => draw.within(20, 40),
+            _ => draw.within(40, 90),
+        };
+        let in_flight = draw.within(1, 2);
+        let slots = draw.within(1, 6);
+        Self {
+            seed,
+            pages: pages as u32,
+            slots: slots as u32,
+            block: 4,
+            lanes: draw.within(2, 11) as u32,
+            interval: [None, Some(1), Some(2), Some(3)][draw.below(4) as usize],
+            budget: draw.within(slots, 24),
+            in_flight,
+            order: if draw.percent(50) { BackendOrder::Ordered } else { BackendOrder::Unordered },
+            latency: draw.below(4) as u32,
+            failing: [0, 2, 8][draw.below(3) as usize],
+            failures_max: draw.within(1, 4),
+            load_steps: draw.within(2, 14),
+            load_faults: [15, 15, 15],
+            bug: None,
+        }
+    }
+
+    /// The same world with a bug.
+    #[must_use]
+    pub fn with(self, bug: Bug) -> Self {
+        Self { bug: Some(bug), ..self }
+    }
+
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.order == BackendOrder::Ordered
+    }
+
+    pub(crate) fn block_size(&self) -> BlockSize {
+        BlockSize::new(self.block).expect("a block has tokens")
+    }
+
+    pub(crate) fn control(&self) -> ControlPlane {
+        let layout = model(self).layout();
+        let spec = CheckpointSpec::of(&layout).expect("the layout is sound");
+        let transfer = StateTransfer::Copy { layout: layout.id };
+        let runtime = StateRuntime::new(transfer, Some(spec)).expect("spec and class agree");
+        let config = ControlPlaneConfig {
+            pages: Pages::new(self.pages),
+            pages_max: Pages::new(self.pages),
+            slots: self.slots,
+            block: self.block_size(),
+            runtime,
+            caching: Caching::On,
+            interval: match self.interval {
+                None => CheckpointInterval::AnchorsOnly,
+                Some(blocks) => CheckpointInterval::Grid(Pages::new(blocks)),
+            },
+            copying_max: None,
+            order: self.order,
+            pipeline_stages: 1,
+            schedulers: Schedulers::Unified,
+            speculation: Speculation::Off,
+            events_max: 64,
+        };
+        ControlPlane::new(config, Box::new(ReferenceOrder)).expect("the world can run")
+    }
+}
+
+/// The endless list of a seed's stimuli.
+#[derive(Clone, Debug)]
+pub(crate) struct Acts {
+    draw: Random,
+    since_drain: u32,
+}
+
+impl Acts {
+    pub(crate) fn of(seed: u64) -> Self {
+        Self { draw: Random::new(seed, 1), since_drain: 0 }
+    }
+}
+
+impl Iterator for Acts {
+    type Item = Act;
+
+    fn next(&mut self) -> Option<Act> {
+        let draw = &mut self.draw;
+        self.since_drain += 1;
+        if self.since_drain > 400 {
+            self.since_drain = 0;
+            return Some(Act::Drain);
+        }
+        // Lengths around boundaries: one before, on, one behind, and anything.
+        let mut length = |blocks: u64| match draw.below(4) {
+            0 => draw.within(1, blocks) * 4 - 1,
+            1 => draw.within(1, blocks) * 4,
+            2 => draw.within(1, blocks) * 4 + 1,
+            _ => draw.below(blocks * 4),
+        };
+        let shared = length(6) as u8;
+        Some(match draw.below(100) {
+            0..22 => Act::Submit {
+                family: draw.below(3) as u8,
+                shared,
+                tail: draw.below(9) as u8,
+                tokens: draw.within(1, 14) as u8,
+                tenant: draw.below(3).saturating_sub(1) as u8,
+            },
+            22..30 => Act::Continue {
+                which: draw.next() as u8,
+                turn: draw.within(1, 6) as u8,
+                tokens: draw.within(1, 8) as u8,
+            },
+            30..32 => Act::Burst {
+                family: draw.below(3) as u8,
+                blocks: draw.within(1, 5) as u8,
+                count: draw.within(2, 6) as u8,
+            },
+            32..40 => Act::Abort(draw.next() as u8),
+            40..41 => Act::Reset,
+            _ => Act::Step,
+        })
+    }
+}
