@@ -25,8 +25,13 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "statepages-sim",
+        &["statepages-page", "statepages-store", "statepages-copy", "statepages-engine"],
+    ),
+    (
         "statepages",
         &[
+            "statepages-sim",
             "statepages-page",
             "statepages-geometry",
             "statepages-store",

@@ -3,6 +3,7 @@
 //! [`attempt`] runs one seed's world over a faulty device and a faulty connector and audits it after
 //! each event; [`shrink`] cuts a failing run down to a short list of stimuli. No clock, no thread.
 
+mod bench;
 mod device;
 mod oracle;
 mod random;
@@ -11,6 +12,7 @@ mod setup;
 mod shrink;
 mod tally;
 
+pub use bench::{Row, bench_store};
 pub use run::{Report, replay, run};
 pub use setup::{Act, Bug, Setup};
 pub use shrink::{Failure, attempt, shrink};

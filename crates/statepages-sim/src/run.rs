@@ -115,6 +115,8 @@ struct World {
     next: u64,
     stimuli: u64,
     bugs: Random,
+    /// States present when the present turn began.
+    met_before: Vec<Met>,
     report: Report,
 }
 
@@ -198,6 +200,7 @@ impl World {
             next: 0,
             stimuli: 0,
             bugs: Random::new(setup.seed, 3),
+            met_before: Vec::new(),
             report: Report::default(),
         }
     }
@@ -286,6 +289,7 @@ impl World {
         let (submitted, reordered) = (device.submitted, device.reordered);
         let (in_flight, stores) = (device.in_flight(), device.stores_in_flight());
         let before = self.engine.snapshot().totals;
+        self.met_before = self.present();
         let progress = self.engine.step();
         let after = self.engine.snapshot().totals;
         let device = self.engine.runner_mut();
@@ -302,18 +306,23 @@ impl World {
             let Some(fault) = fault else { continue };
             let phases = requests.iter().filter_map(|id| self.live.get(id));
             let mut states: Vec<Met> = phases.map(|live| met(live.phase)).collect();
-            states.extend(self.others());
+            let resting = |met: &&Met| !matches!(met, Met::Prefilling | Met::Decoding);
+            for met in self.others().iter().chain(self.met_before.iter().filter(resting)) {
+                if !states.contains(met) {
+                    states.push(*met);
+                }
+            }
             self.report.tally.meet(fault, states);
         }
         if reordered_now > reordered {
-            self.meet(Fault::Reordered);
+            self.meet_in_turn(Fault::Reordered);
         }
         if matches!(progress, Progress::Submitted { .. }) {
             if in_flight > reported {
-                self.meet(Fault::BuiltAhead);
+                self.meet_in_turn(Fault::BuiltAhead);
             }
         } else {
-            self.meet(Fault::EmptyTick);
+            self.meet_in_turn(Fault::EmptyTick);
         }
         for (fault, before, after) in [
             (Fault::NoPage, before.preempted_no_page, after.preempted_no_page),
@@ -322,7 +331,7 @@ impl World {
             (Fault::LoadRepeated, before.loads_ignored, after.loads_ignored),
         ] {
             if after > before {
-                self.meet(fault);
+                self.meet_in_turn(fault);
             }
         }
         if after.preempted_no_page > before.preempted_no_page {
@@ -412,12 +421,29 @@ impl World {
         self.leaving.insert(request);
     }
 
+    /// A fault that strikes within a turn meets what was there before it and what is there after.
+    fn meet_in_turn(&mut self, fault: Fault) {
+        let mut states = self.present();
+        for index in 0..self.met_before.len() {
+            let before = self.met_before[index];
+            if !states.contains(&before) {
+                states.push(before);
+            }
+        }
+        self.report.tally.meet(fault, states);
+    }
+
     fn meet(&mut self, fault: Fault) {
+        let states = self.present();
+        self.report.tally.meet(fault, states);
+    }
+
+    /// States that some request or record is in.
+    fn present(&self) -> Vec<Met> {
         let phases: BTreeSet<usize> =
             self.live.values().map(|live| met(live.phase) as usize).collect();
-        let mut states: Vec<Met> = phases.into_iter().map(|index| Met::ALL[index]).collect();
-        states.extend(self.records());
-        self.report.tally.meet(fault, states);
+        let phases = phases.into_iter().map(|index| Met::ALL[index]);
+        phases.chain(self.records()).collect()
     }
 
     /// States met by a fault that has its own list of requests: records, and requests at rest.

@@ -138,7 +138,7 @@ impl Setup {
             budget: draw.within(slots, 24),
             in_flight,
             order: if draw.percent(50) { BackendOrder::Ordered } else { BackendOrder::Unordered },
-            latency: draw.below(4) as u32,
+            latency: draw.below(6) as u32,
             failing: [0, 2, 8][draw.below(3) as usize],
             failures_max: draw.within(1, 4),
             load_steps: draw.within(2, 14),
@@ -238,7 +238,7 @@ impl Iterator for Acts {
                 count: draw.within(2, 6) as u8,
             },
             32..40 => Act::Abort(draw.next() as u8),
-            40..41 => Act::Reset,
+            40..43 => Act::Reset,
             _ => Act::Step,
         })
     }

@@ -24,6 +24,11 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Sizes of pages, slots and images of a DeepSeek-V4 config, and what fits into memory
     Geometry(GeometryArgs),
+    /// Run the whole engine under every fault, audited after each event
+    Sim(SimArgs),
+    /// Measure parts of the project
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// The demo's other process: reads a job on standard input, computes it without any cache
     #[command(hide = true)]
     ColdArm,
@@ -217,6 +222,47 @@ pub(crate) struct GeometryArgs {
     /// Requests that may be resident at once: the number of slots
     #[arg(long, value_name = "N", requires = "memory")]
     pub(crate) max_seqs: Option<u32>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Flags of `sim`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SimArgs {
+    /// Seed of the one world to run
+    #[arg(long, default_value_t = 0, conflicts_with = "seeds")]
+    pub(crate) seed: u64,
+    /// Seeds of the worlds to run, the last one left out
+    #[arg(long, value_name = "A..B")]
+    pub(crate) seeds: Option<String>,
+    /// Stimuli and completions of each world
+    #[arg(long, default_value_t = 20_000, value_name = "M")]
+    pub(crate) events: u64,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to measure.
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum BenchCommand {
+    /// Cost of the control plane's operations
+    Store(BenchStoreArgs),
+}
+
+/// Flags of `bench store`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchStoreArgs {
+    /// Pages of the pool; may be given several times
+    #[arg(long, default_values_t = [100_000], value_name = "N")]
+    pub(crate) units: Vec<u32>,
+    /// Units of one image
+    #[arg(long, default_value_t = 17, value_name = "K")]
+    pub(crate) units_per_checkpoint: u32,
+    /// Draw cost against pool size into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

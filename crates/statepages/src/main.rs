@@ -2,6 +2,7 @@
 //! project that knows flags, JSON and clocks.
 
 mod args;
+mod bench_command;
 mod built_in;
 mod demo;
 mod generate;
@@ -9,6 +10,7 @@ mod geometry_command;
 mod metrics;
 mod model_config;
 mod session;
+mod sim_command;
 mod size;
 mod tokens;
 
@@ -20,7 +22,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command};
+use crate::args::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -33,6 +35,10 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
+        Some(Command::Sim(args)) => sim_command::run(&args),
+        Some(Command::Bench(BenchCommand::Store(args))) => {
+            bench_command::run(&args).map(|()| ExitCode::SUCCESS)
+        }
         Some(Command::ColdArm) => demo::cold_arm().map(|()| ExitCode::SUCCESS),
     };
     match outcome {
