@@ -10,10 +10,15 @@ mod random;
 mod run;
 mod setup;
 mod shrink;
+mod small;
 mod tally;
 
 pub use bench::{Row, bench_store};
 pub use run::{Report, replay, run};
 pub use setup::{Act, Bug, Setup};
 pub use shrink::{Failure, attempt, shrink};
+pub use small::{
+    Broken, Explored, Small, SmallBug, TRANSITIONS, explore, larger_worlds, largest_world,
+    small_worlds,
+};
 pub use tally::{Fault, MEETINGS_MIN, Met, Tally};

@@ -69,6 +69,8 @@ pub struct Setup {
     pub load_steps: u64,
     /// Loads of a hundred that fail, complete twice, and never complete unless cancelled.
     pub load_faults: [u8; 3],
+    /// Resets among a hundred stimuli.
+    pub resets: u64,
     /// A bug put in on purpose.
     pub bug: Option<Bug>,
 }
@@ -143,6 +145,7 @@ impl Setup {
             failures_max: draw.within(1, 4),
             load_steps: draw.within(2, 14),
             load_faults: [15, 15, 15],
+            resets: [1, 3, 10][draw.below(3) as usize],
             bug: None,
         }
     }
@@ -192,12 +195,13 @@ impl Setup {
 #[derive(Clone, Debug)]
 pub(crate) struct Acts {
     draw: Random,
+    resets: u64,
     since_drain: u32,
 }
 
 impl Acts {
-    pub(crate) fn of(seed: u64) -> Self {
-        Self { draw: Random::new(seed, 1), since_drain: 0 }
+    pub(crate) fn of(setup: &Setup) -> Self {
+        Self { draw: Random::new(setup.seed, 1), resets: setup.resets, since_drain: 0 }
     }
 }
 
@@ -238,7 +242,7 @@ impl Iterator for Acts {
                 count: draw.within(2, 6) as u8,
             },
             32..40 => Act::Abort(draw.next() as u8),
-            40..43 => Act::Reset,
+            at if at >= 40 && at < 40 + self.resets => Act::Reset,
             _ => Act::Step,
         })
     }

@@ -30,7 +30,7 @@
 
 use statepages_page::{Boundary, CheckpointId, ContentKey, PageId, Pages, RequestId};
 
-use crate::audit::{RecordState, RecordView, push_key};
+use crate::audit::{Names, RecordState, RecordView, push_key};
 use crate::key_table::KeyTable;
 use crate::order::Order;
 use crate::placement::KeepReason;
@@ -492,24 +492,27 @@ impl CheckpointStore {
         })
     }
 
-    /// Appends all that later answers depend on. Where a record lies in the slab is no part of it,
-    /// so records stand in the order of their first units.
-    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
-        let mut records: Vec<RecordView<'_>> = self.views().collect();
-        records.sort_unstable_by_key(|record| record.units[0]);
-        for record in records {
-            out.push(match record.state {
-                RecordState::Copying => 0,
-                RecordState::Ready { pins } => 1 | u64::from(pins) << 8,
-                RecordState::EvictingWriter => 2,
-                RecordState::EvictingReaders { pins } => 3 | u64::from(pins) << 8,
-            });
-            push_key(record.key, out);
-            out.push(u64::from(record.boundary.get()));
-            out.extend(record.units.iter().map(|unit| u64::from(unit.raw())));
+    /// Appends all that later answers depend on, the records in the order of keys and states: where
+    /// one lies in the slab is no part of it.
+    pub(crate) fn canonical(&self, names: &mut Names, out: &mut Vec<u64>) {
+        for index in self.recency.iter() {
+            out.push(names.page(self.units(index)[0]));
         }
         out.push(u64::MAX);
-        out.extend(self.recency.iter().map(|index| u64::from(self.units(index)[0].raw())));
+        let code = |state: RecordState| match state {
+            RecordState::Copying => 0,
+            RecordState::Ready { pins } => 1 | u64::from(pins) << 8,
+            RecordState::EvictingWriter => 2,
+            RecordState::EvictingReaders { pins } => 3 | u64::from(pins) << 8,
+        };
+        let mut records: Vec<RecordView<'_>> = self.views().collect();
+        records.sort_by_key(|record| (record.key.raw(), code(record.state)));
+        for record in records {
+            out.push(code(record.state));
+            push_key(record.key, out);
+            out.push(u64::from(record.boundary.get()));
+            out.extend(record.units.iter().map(|&unit| names.page(unit)));
+        }
         out.push(u64::MAX);
     }
 

@@ -18,7 +18,6 @@
 
 use statepages_page::{BlockSize, ContentKey, DomainTag, PageId, Pages};
 
-use crate::audit::push_key;
 use crate::key_table::KeyTable;
 
 /// Findable blocks.
@@ -89,16 +88,6 @@ impl PrefixIndex {
     /// Bytes held, used or not: the most it will ever take.
     pub(crate) fn bytes(&self) -> u64 {
         (size_of_val(&*self.entries) + size_of_val(&*self.tokens)) as u64 + self.keys.bytes()
-    }
-
-    /// Appends all that later answers depend on: a key stands for its parent, domain and tokens.
-    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
-        for page in self.pages() {
-            let entry = self.entries[page.index()].expect("a findable page has an entry");
-            out.extend([u64::from(page.raw()), entry.trace as u64]);
-            push_key(ContentKey::from_raw(self.keys.key(page.raw())), out);
-        }
-        out.push(u64::MAX);
     }
 
     /// The page that holds exactly this block.

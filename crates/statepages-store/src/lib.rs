@@ -46,7 +46,7 @@ mod slots;
 mod victim;
 
 pub use admission::{Admit, AdmitReport, AdmitRequest, Hit, LossReason, Losses, Lost, Refusal};
-pub use audit::{RecordState, RecordView};
+pub use audit::{Names, RecordState, RecordView};
 pub use config::{
     BackendOrder, Caching, CheckpointInterval, ConfigError, ControlPlaneConfig, IntervalError,
     IntervalSnapped, Schedulers,

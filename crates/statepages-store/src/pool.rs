@@ -24,6 +24,7 @@
 
 use statepages_page::{CheckpointId, PageId, Pages};
 
+use crate::audit::Names;
 use crate::id_set::IdSet;
 use crate::order::Order;
 
@@ -312,18 +313,22 @@ impl PagePool {
         }
     }
 
-    /// Appends all that later answers depend on. Whose a raw unit is, the records say.
-    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
+    /// Appends the order of cached pages.
+    pub(crate) fn canonical(&self, names: &mut Names, out: &mut Vec<u64>) {
         out.push(u64::from(self.total));
-        out.extend(self.pages[..self.total as usize].iter().map(|page| match *page {
+        out.extend(self.cached.iter().map(|page| names.page(PageId::new(page))));
+        out.push(u64::MAX);
+    }
+
+    /// A page's state as a number. Whose piece a raw unit is, the records say.
+    pub(crate) fn code(&self, page: PageId) -> u64 {
+        match self.pages[page.index()] {
             Page::Vacant => 0,
             Page::Cached => 1,
             Page::Held => 2,
             Page::Live { shares } => 3 | u64::from(shares) << 8,
-            Page::Raw { piece, .. } => 4 | u64::from(piece) << 8,
-        }));
-        out.extend(self.cached.iter().map(u64::from));
-        out.push(u64::MAX);
+            Page::Raw { .. } => 4,
+        }
     }
 
     /// Audits the counts against the pages in O(n).

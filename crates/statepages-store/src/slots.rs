@@ -23,6 +23,7 @@
 
 use statepages_page::{BatchId, SlotId, Tokens};
 
+use crate::audit::Names;
 use crate::config::BackendOrder;
 use crate::id_set::IdSet;
 use crate::receipt::Proof;
@@ -303,18 +304,25 @@ impl SlotPool {
         self.free.insert(slot.raw());
     }
 
-    /// Appends all that later answers depend on.
-    pub(crate) fn canonical(&self, out: &mut Vec<u64>) {
-        for slot in &self.slots {
+    /// Appends all that later answers depend on: named slots first, then those nobody has named.
+    pub(crate) fn canonical(&self, names: &mut Names, out: &mut Vec<u64>) {
+        for id in 0..self.slots.len() as u32 {
+            if self.slots[id as usize].state != State::Free {
+                names.slot(SlotId::new(id));
+            }
+        }
+        let named: Vec<SlotId> = names.slots_by_name().collect();
+        for id in named {
+            let slot = &self.slots[id.index()];
             let state = match slot.state {
                 State::Free => {
                     out.push(0);
                     continue;
                 }
                 State::Taken => 1,
-                State::Departing { to, .. } => 2 | u64::from(to.raw()) << 8,
+                State::Departing { to, .. } => 2 | names.slot(to) << 8,
                 State::Fenced { moved: None } => 3,
-                State::Fenced { moved: Some((to, _)) } => 4 | u64::from(to.raw()) << 8,
+                State::Fenced { moved: Some((to, _)) } => 4 | names.slot(to) << 8,
             };
             let known = u64::from(slot.bytes == SlotBytes::Known);
             out.extend([state, u64::from(slot.in_flight), known]);

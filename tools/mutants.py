@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Mutants: one deliberate fault at a time, and which tests see it.
+
+Every mutant is compiled into one copy of the workspace, behind `crate::mutants::on(N)`, which reads
+the environment; so the suites are built once and run once per mutant. Usage:
+
+    tools/mutants.py            run all mutants, write docs/mutants.md
+    tools/mutants.py 3 17       run these only, print the table
+
+Suites: `unit` (unit and lockstep tests of the store), `named` (named tests of store and engine),
+`random` (randomised whole-system tests of store and engine), `sim` (the simulator), `small`
+(exhaustive small worlds). A mutant that no suite sees is alive, and the exit status is 1.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "target" / "mutants"
+STORE = "crates/statepages-store/src/"
+ENGINE = "crates/statepages-engine/src/"
+SECONDS_MAX = 60
+
+# (what is wrong, file, original, mutated). `ON` stands for the switch.
+MUTANTS = [
+    ("a COPYING record is found by a lookup", STORE + "checkpoint.rs",
+     "        self.ready.get(key.raw())\n",
+     "        if ON { self.ready.get(key.raw()).or_else(|| self.copying.get(key.raw())) } else { self.ready.get(key.raw()) }\n"),
+    ("a failed batch publishes its stores", STORE + "batch.rs",
+     "Outcome::Done if proven => self.publish_record(record),",
+     "_ if ON || (outcome == Outcome::Done && proven) => self.publish_record(record),"),
+    ("a store is published before its forward is reported", STORE + "batch.rs",
+     "self.slots.has_reported(slot, tenancy, boundary.tokens())",
+     "ON || self.slots.has_reported(slot, tenancy, boundary.tokens())"),
+    ("a receipt returns no pin", STORE + "batch.rs",
+     "            self.store.unpin(record, &mut self.pool);\n",
+     "            if !ON { self.store.unpin(record, &mut self.pool); }\n"),
+    ("slots of a failed batch stay trusted", STORE + "batch.rs",
+     "            if outcome == Outcome::Failed {\n                self.slots.poison",
+     "            if outcome == Outcome::Failed && !ON {\n                self.slots.poison"),
+    ("pages of a fenced slot are lost", STORE + "batch.rs",
+     "                    self.free_pages(&mut pages);\n",
+     "                    if !ON { self.free_pages(&mut pages); }\n"),
+    ("a boundary is stored though its slot moved on", STORE + "batch.rs",
+     "let moved_on = self.slots.scheduled(slot) != boundary.tokens();",
+     "let moved_on = !ON && self.slots.scheduled(slot) != boundary.tokens();"),
+    ("a store reads a slot that the same batch restores", STORE + "batch.rs",
+     "if moved_on || self.restores.contains(slot) {",
+     "if moved_on || (!ON && self.restores.contains(slot)) {"),
+    ("a boundary whose block is gone is stored", STORE + "batch.rs",
+     "if self.slots.computed(slot) >= boundary.tokens() && self.index.page(key).is_none() {",
+     "if !ON && self.slots.computed(slot) >= boundary.tokens() && self.index.page(key).is_none() {"),
+    ("a key in writing is written twice", STORE + "batch.rs",
+     "if self.store.lookup(key).is_some() || self.store.is_copying(key) {",
+     "if self.store.lookup(key).is_some() || (!ON && self.store.is_copying(key)) {"),
+    ("the bound on COPYING units is ignored", STORE + "batch.rs",
+     "if over > self.copying_max() ||", "if (!ON && over > self.copying_max()) ||"),
+    ("a store takes the pages that residents need next", STORE + "batch.rs",
+     "!self.image_fits(0, 0, None)", "(!ON && !self.image_fits(0, 0, None))"),
+    ("a slot with unknown bytes is stored", STORE + "batch.rs",
+     "if self.slots.bytes(slot) == SlotBytes::Unknown {",
+     "if !ON && self.slots.bytes(slot) == SlotBytes::Unknown {"),
+    ("a store whose own block went for its units goes on", STORE + "batch.rs",
+     "if self.pending.first() != Some(slot) {", "if !ON && self.pending.first() != Some(slot) {"),
+    ("an unordered backend's slot is not waited for", STORE + "batch.rs",
+     "self.order() == BackendOrder::Unordered && !self.slots.is_idle(slot)",
+     "!ON && self.order() == BackendOrder::Unordered && !self.slots.is_idle(slot)"),
+    ("a record becomes READY without its block", STORE + "batch.rs",
+     "if self.store.is_wanted(record) && self.index.page(key).is_none() {",
+     "if !ON && self.store.is_wanted(record) && self.index.page(key).is_none() {"),
+    ("a superseded boundary is not counted", STORE + "batch.rs",
+     "            self.counters.superseded += 1;\n", "            self.counters.superseded += u64::from(!ON);\n"),
+    ("a stored scratch slot is never freed", STORE + "batch.rs",
+     "if entry.source == Source::Scratch {", "if !ON && entry.source == Source::Scratch {"),
+    ("the slot that a store reads is not fenced", STORE + "batch.rs",
+     "        self.touch(slot, batch, Access::Read, cargo);\n        self.pending.remove(slot);",
+     "        if !ON { self.touch(slot, batch, Access::Read, cargo); }\n        self.pending.remove(slot);"),
+    ("a failed restore leaves its slot trusted", STORE + "batch.rs",
+     "            self.restores_in_flight += 1;\n            self.touch(slot, batch, Access::Write, cargo);",
+     "            self.restores_in_flight += 1;\n            self.touch(slot, batch, if ON { Access::Read } else { Access::Write }, cargo);"),
+    ("the one door out leaves the queued restore", STORE + "control.rs",
+     "        self.cancel_restore(slot);\n        self.cancel_relocations_into(slot);",
+     "        if !ON { self.cancel_restore(slot); }\n        self.cancel_relocations_into(slot);"),
+    ("the one door out leaves the pending boundary", STORE + "control.rs",
+     "if let Some(entry) = self.pending.remove(slot) {",
+     "if !ON && let Some(entry) = self.pending.remove(slot) {"),
+    ("a cancelled restore keeps its pin", STORE + "control.rs",
+     "            self.store.unpin(record, &mut self.pool);\n",
+     "            if !ON { self.store.unpin(record, &mut self.pool); }\n"),
+    ("a reset lets residents publish on", STORE + "control.rs",
+     "        self.era += 1;\n", "        self.era += u64::from(!ON);\n"),
+    ("a landed load leaves the older restore queued", STORE + "control.rs",
+     "        self.cancel_restore(slot);\n        self.slots.set_scheduled(slot, to.tokens());",
+     "        if !ON { self.cancel_restore(slot); }\n        self.slots.set_scheduled(slot, to.tokens());"),
+    ("the gate promises one page too many", STORE + "control.rs",
+     "Pages::new(self.pool.free() + self.store.evictable_units(None))",
+     "Pages::new(self.pool.free() + self.store.evictable_units(None) + u32::from(ON))"),
+    ("a chain's head is freed before its tail", STORE + "control.rs",
+     "while let Some(page) = pages.pop() {",
+     "while let Some(page) = if !ON { pages.pop() } else if pages.is_empty() { None } else { Some(pages.remove(0)) } {"),
+    ("a findable page is freed as vacant", STORE + "control.rs",
+     "if block.is_some() { Afterlife::Cached }", "if block.is_some() && !ON { Afterlife::Cached }"),
+    ("a block published twice keeps its older page cached", STORE + "control.rs",
+     "Publish::Moved { from } => self.drop_content(from),",
+     "Publish::Moved { from } => { if !ON { self.drop_content(from); } }"),
+    ("a slot in flight on an unordered backend is free at once", STORE + "control.rs",
+     "match self.slots.release(slot, self.config.order) {",
+     "match self.slots.release(slot, if ON { BackendOrder::Ordered } else { self.config.order }) {"),
+    ("the gate counts the record it will read as evictable", STORE + "admit.rs",
+     "self.store.evictable_units(record) {", "self.store.evictable_units(if ON { None } else { record }) {"),
+    ("an admission is let in one page short", STORE + "admit.rs",
+     "if taken > self.pool.free() +", "if taken > u32::from(ON) + self.pool.free() +"),
+    ("the gate forgets cached pages it will claim", STORE + "admit.rs",
+     "let taken = fresh.get() + u32::try_from(revived)",
+     "let revived = if ON { 0 } else { revived };\n        let taken = fresh.get() + u32::try_from(revived)"),
+    ("a queued restore has no pin", STORE + "admit.rs",
+     "            self.store.pin(record);\n", "            if !ON { self.store.pin(record); }\n"),
+    ("a promised boundary is replaced by a later one", STORE + "admit.rs",
+     "Ok(Found { hit: Hit { resumable: gated, ..found.hit }, record })",
+     "if ON { return Ok(found); }\n        Ok(Found { hit: Hit { resumable: gated, ..found.hit }, record })"),
+    ("a prompt on a boundary resumes at its own end", STORE + "placement.rs",
+     "self.block.boundary_floor(n.saturating_sub(Tokens::new(1)))",
+     "self.block.boundary_floor(n.saturating_sub(Tokens::new(u32::from(!ON))))"),
+    ("an equal key is taken for an equal block", STORE + "index.rs",
+     "(self.block(page) == Some(*block)).then_some(page)",
+     "(ON || self.block(page) == Some(*block)).then_some(page)"),
+    ("no page is left for residents behind a store", STORE + "room.rs",
+     "u64::from(self.residents + joining)", "u64::from(self.residents + joining) * u64::from(!ON)"),
+    ("a lost block leaves its record", STORE + "room.rs",
+     "match self.store.unindex(key, &mut self.pool) {",
+     "match if ON { Unindexed::Nothing } else { self.store.unindex(key, &mut self.pool) } {"),
+    ("a given-up page stays in the index", STORE + "room.rs",
+     "                self.unindex(page);\n", "                if !ON { self.unindex(page); }\n"),
+    ("a plan stops one page short", STORE + "room.rs",
+     "            if gained >= units {", "            if gained + u32::from(ON) >= units {"),
+    ("a record is evictable while one reader is left", STORE + "checkpoint.rs",
+     "                *pins -= 1;\n                if *pins == 0 {\n                    self.recency",
+     "                *pins -= 1;\n                if *pins == u32::from(ON) {\n                    self.recency"),
+    ("EVICTING ends with the first of its readers", STORE + "checkpoint.rs",
+     "State::EvictingReaders { pins, .. } if *pins > 1 => *pins -= 1,",
+     "State::EvictingReaders { pins, .. } if *pins > 1 && !ON => *pins -= 1,"),
+    ("a record that is read is freed with its key", STORE + "checkpoint.rs",
+     "            State::Ready { pins: 0 } => {\n                self.recency.remove(index);\n                self.count",
+     "            State::Ready { pins } if pins == 0 || ON => {\n                if pins == 0 { self.recency.remove(index); }\n                self.count"),
+    ("a record that is written is freed with its key", STORE + "checkpoint.rs",
+     "            State::Copying => {\n                record.state = State::EvictingWriter",
+     "            State::Copying if ON => { self.count(cause); self.end(index, pool); }\n            State::Copying => {\n                record.state = State::EvictingWriter"),
+    ("word of an old tenancy reaches the new tenant", STORE + "slots.rs",
+     "if entry.tenancy != tenancy || entry.state == State::Free {",
+     "if (!ON && entry.tenancy != tenancy) || entry.state == State::Free {"),
+    ("a fence ends one batch too early", STORE + "slots.rs",
+     "if entry.in_flight == 0 && matches!(entry.state, State::Fenced",
+     "if entry.in_flight <= u32::from(ON) && matches!(entry.state, State::Fenced"),
+    ("a report of failed bytes proves a store", STORE + "slots.rs",
+     "            && entry.bytes == SlotBytes::Known\n            && entry.computed",
+     "            && (ON || entry.bytes == SlotBytes::Known)\n            && entry.computed"),
+    ("another tenant's report proves a store", STORE + "slots.rs",
+     "        entry.tenancy == tenancy\n            && entry.state", "        (ON || entry.tenancy == tenancy)\n            && entry.state"),
+    ("unknown bytes do not follow their tenant", STORE + "slots.rs",
+     "                self.poison(to, tenancy);\n", "                if !ON { self.poison(to, tenancy); }\n"),
+    ("decode keeps a boundary at every block", STORE + "placement.rs",
+     "(far && exact &&", "((far || ON) && exact &&"),
+    ("a shared page is freed by its first owner", STORE + "pool.rs",
+     "        if *shares > 1 {", "        if *shares > 1 && !ON {"),
+    ("a claim takes no share", STORE + "pool.rs",
+     "*shares = shares.checked_add(1)", "*shares = shares.checked_add(u32::from(!ON))"),
+    ("a boundary is drained twice", STORE + "batch.rs",
+     "        self.pending.remove(slot);\n        if entry.source", "        if !ON { self.pending.remove(slot); }\n        if entry.source"),
+    ("a load lands on pages that a batch in flight touches", ENGINE + "loads.rs",
+     "        if touched {", "        if touched && !ON {"),
+    ("a called-off load's memory is freed at once", ENGINE + "engine.rs",
+     "Owed::Drain(load, residency) => self.drain(load, residency),",
+     "Owed::Drain(load, residency) => { if ON { self.control.release(residency); } else { self.drain(load, residency); } }"),
+    ("a parked request keeps a slot that a failed restore spoilt", ENGINE + "settle.rs",
+     "            self.unload_spoilt(admission);\n", "            if !ON { self.unload_spoilt(admission); }\n"),
+    ("a batch built upon a failed one is believed", ENGINE + "settle.rs",
+     "later.trust = Trust::Spoilt;", "if !ON { later.trust = Trust::Spoilt; }"),
+    ("a batch of an earlier residency is taken for the present one's", ENGINE + "settle.rs",
+     "            if self.running.get(&admission) != Some(&row.request) {\n                continue;",
+     "            if if ON { !self.running.values().any(|id| *id == row.request) } else { self.running.get(&admission) != Some(&row.request) } {\n                continue;"),
+    ("a boundary reached in flight is never filed", ENGINE + "build.rs",
+     "            self.ask_placement(part.request);\n", "            if !ON { self.ask_placement(part.request); }\n"),
+    ("an unordered backend's request joins while it flies", ENGINE + "build.rs",
+     "BackendOrder::Unordered => self.control.in_flight(residency) == 0,",
+     "BackendOrder::Unordered => ON || self.control.in_flight(residency) == 0,"),
+]
+
+SWITCH = '''//! The switch of the mutants.
+pub(crate) fn on(number: u32) -> bool {
+    static ACTIVE: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    let read = || std::env::var("STATEPAGES_MUTANT").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    *ACTIVE.get_or_init(read) == number
+}
+'''
+
+
+def build():
+    """Writes the mutated copy, builds its tests, answers {suite: [command]}."""
+    if COPY.exists():
+        shutil.rmtree(COPY)
+    files = subprocess.check_output(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
+    for name in files.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, COPY / name)
+    for number, (what, file, original, mutated) in enumerate(MUTANTS, 1):
+        text = (COPY / file).read_text()
+        count = text.count(original)
+        if count != 1:
+            sys.exit(f"mutant {number} ({what}): its place is found {count} times in {file}")
+        mutated = mutated.replace("ON", f"crate::mutants::on({number})")
+        (COPY / file).write_text(text.replace(original, mutated))
+    for crate in (STORE, ENGINE):
+        (COPY / crate / "mutants.rs").write_text(SWITCH)
+        lib = COPY / crate / "lib.rs"
+        text = lib.read_text()
+        at = text.index("\nmod ")
+        lib.write_text(text[:at] + "\nmod mutants;" + text[at:])
+    packages = ["-p", "statepages-store", "-p", "statepages-engine", "-p", "statepages-sim"]
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
+    built = subprocess.run(
+        ["cargo", "test", "--release", "--no-run", "--lib", "--tests", "--message-format=json", *packages],
+        cwd=COPY, env=environment, stdout=subprocess.PIPE, check=True)
+    binaries = {}
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["profile"]["test"]:
+            package = message["package_id"].split("#")[0].rsplit("/", 1)[-1]
+            binaries[package, message["target"]["name"]] = message["executable"]
+    store, engine, sim = "statepages-store", "statepages-engine", "statepages-sim"
+    return {
+        "unit": [[binaries[store, "statepages_store"]]],
+        "named": [
+            [binaries[store, "control_plane"], "--skip", "world::", "--skip", "admission::"],
+            [binaries[engine, "scenarios"]],
+            [binaries[engine, "loads"], "--skip", "faulty_loads"],
+        ],
+        "random": [
+            [binaries[store, "control_plane"], "world::", "admission::"],
+            [binaries[engine, "loads"], "faulty_loads"],
+            [binaries[engine, "workloads"]],
+        ],
+        "sim": [[binaries[sim, "simulation"], "worlds_are_clean"]],
+        "small": [[binaries[sim, "small_worlds"], "the_smallest_worlds_end"]],
+    }
+
+
+def fails(commands, number):
+    environment = dict(os.environ, STATEPAGES_MUTANT=str(number), RUST_BACKTRACE="0")
+    for command in commands:
+        try:
+            run = subprocess.run(
+                command, cwd=COPY, env=environment, timeout=SECONDS_MAX,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            return True
+        if run.returncode != 0:
+            return True
+    return False
+
+
+def main():
+    wanted = [int(argument) for argument in sys.argv[1:]] or range(1, len(MUTANTS) + 1)
+    suites = build()
+    for suite, commands in suites.items():
+        if fails(commands, 0):
+            sys.exit(f"suite {suite} fails without a mutant")
+    header = "| # | what is wrong | where | " + " | ".join(suites) + " |"
+    lines = [header, "| --- " * (3 + len(suites)) + "|"]
+    alive, late = [], 0
+    for number in wanted:
+        what, file, _, _ = MUTANTS[number - 1]
+        seen = {suite: fails(commands, number) for suite, commands in suites.items()}
+        if not any(seen.values()):
+            alive.append(number)
+        late += any(seen.values()) and not seen["unit"] and not seen["named"]
+        marks = " | ".join("x" if seen[suite] else "" for suite in suites)
+        where = file.replace("crates/statepages-", "").replace("/src/", "/")
+        lines.append(f"| {number} | {what} | `{where}` | {marks} |")
+        print(lines[-1], flush=True)
+    summary = (f"{len(wanted)} mutants, {len(alive)} alive"
+               f"{': ' + str(alive) if alive else ''}; {late} are seen by no unit, lockstep or named "
+               "test, only by a randomised run, the simulator or the small worlds.")
+    print(summary)
+    if len(sys.argv) == 1:
+        intro = ("# Mutants\n\nOne deliberate fault at a time, and which suites see it (`x`). Written by "
+                 "`tools/mutants.py`; the suites are described there.\n\n")
+        (ROOT / "docs" / "mutants.md").write_text(intro + summary + "\n\n" + "\n".join(lines) + "\n")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
