@@ -17,7 +17,7 @@ use statepages_engine::{
 use statepages_page::{BatchId, PageId, Pages, RequestId, SlotId, StateLayout};
 
 use crate::oracle::{LANE, Oracle, PLANES, REGIONS, entry_bytes, next_token};
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::setup::{Bug, Setup};
 use crate::tally::Fault;
 
@@ -66,6 +66,8 @@ pub(crate) struct Device {
     /// Stores in flight when the latest batch was submitted, its own left out.
     pub(crate) stores_ahead: usize,
     pub(crate) submitted: u64,
+    /// Digest of every operation and row of every batch, in order.
+    pub(crate) log: u64,
 }
 
 impl Device {
@@ -98,6 +100,7 @@ impl Device {
             reordered: 0,
             stores_ahead: 0,
             submitted: 0,
+            log: 0,
         }
     }
 
@@ -277,6 +280,7 @@ impl Runner for Device {
     fn submit(&mut self, batch: StepBatch) {
         self.stores_ahead = self.stores_in_flight();
         self.submitted += 1;
+        self.log = digest(self.log, &batch);
         let fate = self.draw();
         let polls_left = self.draws.below(u64::from(self.setup.latency) + 1) as u32;
         self.queue.push_back(Queued { batch, fate, polls_left, outcome: None });
@@ -322,6 +326,31 @@ impl Runner for Device {
         }
         Ok(())
     }
+}
+
+/// Folds a batch into the digest of those before it.
+fn digest(before: u64, batch: &StepBatch) -> u64 {
+    let mut log = mix(before ^ batch.id.raw());
+    let mut fold = |word: u64| log = mix(log ^ word);
+    let ops = &batch.ops;
+    for op in &ops.relocations {
+        fold(u64::from(op.from.raw()) << 32 | u64::from(op.to.raw()));
+    }
+    let stores = ops.stores.iter().map(|op| (0, op.checkpoint, op.slot, op.boundary, op.units));
+    let restores = ops.restores.iter().map(|op| (1, op.checkpoint, op.slot, op.boundary, op.units));
+    for (kind, checkpoint, slot, boundary, units) in stores.chain(restores) {
+        fold(kind);
+        fold(checkpoint.raw());
+        fold(u64::from(slot.raw()) << 32 | u64::from(boundary.get()));
+        ops.units(units).iter().for_each(|unit| fold(u64::from(unit.raw())));
+    }
+    for row in &batch.rows {
+        fold(row.request.raw());
+        fold(u64::from(row.slot.raw()) << 32 | u64::from(row.start.get()));
+        row.pages.iter().for_each(|page| fold(u64::from(page.raw())));
+        row.tokens.iter().for_each(|&token| fold(u64::from(token)));
+    }
+    log
 }
 
 /// The model whose layout the device has; its forward is not used.

@@ -45,6 +45,8 @@ pub struct Report {
     pub resumed: u64,
     /// Stores handed to a batch.
     pub kept: u64,
+    /// Digest of every operation and row of every batch, in order: replicas agree on it.
+    pub log: u64,
     /// How often each fault met each state.
     pub tally: Tally,
 }
@@ -52,13 +54,14 @@ pub struct Report {
 struct Counted {
     inner: DelayedConnector<Remote>,
     completions: u64,
+    /// Requests of a hundred that the far side is asked for.
+    offers: u64,
     silent: bool,
 }
 
 impl Connector for Counted {
     fn offer(&mut self, query: &LoadQuery<'_>) -> Option<Boundary> {
-        // Some requests have nothing at the far side, whatever their tokens.
-        if mix(query.request.raw()).is_multiple_of(3) {
+        if mix(query.request.raw()) % 100 >= self.offers {
             return None;
         }
         self.inner.offer(query)
@@ -172,6 +175,7 @@ impl World {
         let connector = Counted {
             inner: DelayedConnector::new(remote, faults),
             completions: 0,
+            offers: setup.offers,
             silent: setup.bug == Some(Bug::SilentLoads),
         };
         let parts = EngineParts {
@@ -355,6 +359,7 @@ impl World {
         let snapshot = self.engine.snapshot();
         self.report.batches = snapshot.totals.batches;
         self.report.kept = snapshot.counters.kept;
+        self.report.log = self.engine.runner().log;
         std::mem::take(&mut self.report)
     }
 

@@ -71,6 +71,8 @@ pub struct Setup {
     pub load_faults: [u8; 3],
     /// Resets among a hundred stimuli.
     pub resets: u64,
+    /// Requests of a hundred that the far side is asked for.
+    pub offers: u64,
     /// A bug put in on purpose.
     pub bug: Option<Bug>,
 }
@@ -130,7 +132,7 @@ impl Setup {
         };
         let in_flight = draw.within(1, 2);
         let slots = draw.within(1, 6);
-        Self {
+        let world = Self {
             seed,
             pages: pages as u32,
             slots: slots as u32,
@@ -146,7 +148,43 @@ impl Setup {
             load_steps: draw.within(2, 14),
             load_faults: [15, 15, 15],
             resets: [1, 3, 10][draw.below(3) as usize],
+            offers: [0, 60, 100][draw.below(3) as usize],
             bug: None,
+        };
+        // Every fourth world is roomy and slow, so that loads start while others are in flight; every
+        // fourth is crowded: few pages, many residents. Both have loads for all.
+        match seed % 4 {
+            0 => {}
+            1 => {
+                let slots = draw.within(5, 6);
+                return Self {
+                    pages: draw.within(60, 90) as u32,
+                    slots: slots as u32,
+                    lanes: draw.within(2, 5) as u32,
+                    interval: Some(1),
+                    budget: draw.within(slots, 24),
+                    in_flight: 2,
+                    latency: draw.within(4, 8) as u32,
+                    load_steps: draw.within(8, 30),
+                    offers: 100,
+                    ..world
+                };
+            }
+            _ => return world,
+        }
+        let slots = draw.within(4, 6);
+        Self {
+            pages: draw.within(14, 22) as u32,
+            slots: slots as u32,
+            lanes: draw.within(2, 5) as u32,
+            budget: draw.within(slots, 24),
+            in_flight: 2,
+            order: BackendOrder::Unordered,
+            latency: draw.within(2, 6) as u32,
+            load_steps: draw.within(8, 30),
+            resets: 8,
+            offers: 100,
+            ..world
         }
     }
 

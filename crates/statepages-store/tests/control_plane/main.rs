@@ -3,6 +3,7 @@
 mod admission;
 mod blockers;
 mod corners;
+mod faults;
 mod groups;
 mod placement;
 mod scenarios;
