@@ -22,6 +22,11 @@ const CI_STEPS: &[(&str, &[&str], &[(&str, &str)])] = &[
         &[("RUSTDOCFLAGS", "-D warnings")],
     ),
     ("tests", &["test", "--workspace", "--release"], &[]),
+    (
+        "simulation",
+        &["run", "--release", "-p", "statepages", "--", "sim", "--seeds", "0..200"],
+        &[],
+    ),
 ];
 
 fn ci() -> Result<()> {

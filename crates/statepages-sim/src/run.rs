@@ -394,7 +394,7 @@ impl World {
                     assert!(matches!(cause, PreemptCause::NoPage | PreemptCause::BatchFailed));
                 }
                 Output::Finished { request, reason, usage } => {
-                    self.ended(request, &reason, usage.generated.get())
+                    self.ended(request, &reason, usage.generated.get());
                 }
                 other => panic!("output: {other:?}"),
             }

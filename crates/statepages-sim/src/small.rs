@@ -20,7 +20,8 @@ use statepages_page::{
 use statepages_store::{
     Admit, AdmitRequest, BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane,
     ControlPlaneConfig, Counters, Gauges, KeepReason, Names, Outcome, PromptKeys, Receipt,
-    RecordState, ReferenceOrder, Residency, Schedulers, Speculation, StateRuntime, StateTransfer,
+    RecordState, ReferenceOrder, Relocate, Residency, Schedulers, Speculation, StateRuntime,
+    StateTransfer,
 };
 
 use crate::random::mix;
@@ -405,14 +406,13 @@ impl World {
         let ids = 0..self.residents.len() as u8;
         let resident = |id: u8| self.residents[usize::from(id)].as_ref();
         for id in ids.clone() {
-            match resident(id) {
-                None => steps.push(Step::Admit(id)),
-                Some(_) => {
-                    steps.push(Step::Release(id));
-                    if self.small.moves {
-                        steps.push(Step::Move(id));
-                    }
-                }
+            if resident(id).is_none() {
+                steps.push(Step::Admit(id));
+                continue;
+            }
+            steps.push(Step::Release(id));
+            if self.small.moves {
+                steps.push(Step::Move(id));
             }
         }
         if self.batches.len() < self.small.in_flight {
@@ -459,7 +459,9 @@ impl World {
             }
             Step::Move(id) => {
                 let residency = self.residents[usize::from(id)].as_mut().expect("it is resident");
-                let _ = self.plane.relocate(residency);
+                match self.plane.relocate(residency) {
+                    Relocate::Queued { .. } | Relocate::NoSlot | Relocate::Busy => {}
+                }
             }
             Step::Reset => self.plane.reset(),
         }

@@ -55,6 +55,8 @@ fn parse(text: &str) -> Result<CacheConfig> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const PRO_TAIL: &str = r#""head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128,
@@ -87,5 +89,22 @@ mod tests {
         );
         let other = parse(&text).unwrap_err().to_string();
         assert!(other.contains("llama") && other.contains("deepseek_v4"), "{other}");
+    }
+
+    proptest! {
+        /// A config with any run of it replaced by any text: a config, or a refusal.
+        #[test]
+        fn fuzz_any_config_is_read_or_refused(
+            from in 0..160usize,
+            len in 0..12usize,
+            put in prop_oneof!["[0-9.,:\\[\\]{}\"a-z_-]{0,8}", ".{0,6}"],
+        ) {
+            let mut text = format!(
+                r#"{{"num_hidden_layers": 2, "compress_ratios": [4, 128], {PRO_TAIL}}}"#
+            );
+            let end = (from + len).min(text.len());
+            text.replace_range(from.min(end)..end, &put);
+            let _read_or_refused = parse(&text);
+        }
     }
 }

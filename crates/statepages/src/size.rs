@@ -59,6 +59,8 @@ pub(crate) fn shown(bytes: Bytes) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -78,5 +80,15 @@ mod tests {
         }
         assert_eq!(shown(Bytes::new(1_521_920)), "1.45 MiB");
         assert_eq!(shown(Bytes::new(80 << 30)), "80.00 GiB");
+    }
+
+    proptest! {
+        /// Whatever a flag says: a size, or a refusal that shows it.
+        #[test]
+        fn fuzz_any_text_is_a_size_or_refused(text in prop_oneof![".*", "[0-9.eE+-]{0,24} ?[KMGT]?i?B?"]) {
+            if let Err(error) = text.parse::<ByteSize>() {
+                prop_assert!(error.contains(&text));
+            }
+        }
     }
 }

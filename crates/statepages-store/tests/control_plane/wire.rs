@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use statepages_page::{Bytes, LayoutId};
+use proptest::prelude::*;
+use statepages_page::{BlockSize, Bytes, LayoutId};
 use statepages_store::{
-    CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError, WireValue,
+    CheckpointInterval, CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError,
+    WireValue,
 };
 
 fn layout(id: &str) -> LayoutId {
@@ -157,4 +159,78 @@ fn drifted_geometry_is_refused_naming_both_sides() {
     assert!(text.contains("page_unit_bytes"), "{text}");
     assert!(text.contains("1521920") && text.contains("1521936"), "{text}");
     assert!(ours.agree(&all()[1]).is_err());
+}
+
+fn any_wire() -> impl Strategy<Value = WireValue> {
+    let leaf = prop_oneof![
+        Just(WireValue::Null),
+        any::<bool>().prop_map(WireValue::Bool),
+        any::<i64>().prop_map(WireValue::Int),
+        (-2..40i64).prop_map(WireValue::Int),
+        prop_oneof!["copy", "fork", "none", "v1", ""].prop_map(WireValue::Str),
+    ];
+    leaf.prop_recursive(3, 24, 5, |inner| {
+        let name = prop::sample::select(vec![
+            "version",
+            "transfer",
+            "checkpoint_spec",
+            "kind",
+            "fork_tokens",
+            "paged_layout_id",
+            "page_unit_bytes",
+            "slot_bytes",
+            "image_bytes",
+            "layout_id",
+        ]);
+        prop::collection::btree_map(name.prop_map(str::to_owned), inner, 0..6)
+            .prop_map(WireValue::Map)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    /// The stable twin of the fuzz target `wire`: nothing panics, and what is read is written the
+    /// same; whole payloads get one value or one field exchanged, so that most come far.
+    #[test]
+    fn fuzz_any_wire_value_is_refused_or_comes_back_the_same(
+        which in 0..3usize,
+        level in 0..3usize,
+        field in 0..4usize,
+        value in any_wire(),
+        alone in 0..8u8,
+    ) {
+        let mut wire = all()[which].to_wire();
+        if alone == 0 {
+            wire = value;
+        } else {
+            let path = [&[][..], &["transfer"], &["checkpoint_spec"]][level];
+            let whole = path.is_empty() || matches!(&wire, WireValue::Map(map)
+                if matches!(map.get(path[0]), Some(WireValue::Map(_))));
+            if whole {
+                let map = at(&mut wire, path);
+                let name = map.keys().nth(field % map.len()).unwrap().clone();
+                map.insert(name, value);
+            }
+        }
+        if let Ok(runtime) = StateRuntime::from_wire(&wire) {
+            prop_assert_eq!(StateRuntime::from_wire(&runtime.to_wire()), Ok(runtime));
+        }
+    }
+
+    /// The stable twin of the fuzz target `interval`.
+    #[test]
+    fn fuzz_any_interval_is_refused_or_no_finer_than_a_block(
+        tokens in prop_oneof![any::<i64>(), -3..70_000i64],
+        block in 1..5_000u32,
+    ) {
+        let block = BlockSize::new(block).unwrap();
+        if let Ok((CheckpointInterval::Grid(blocks), snapped)) =
+            CheckpointInterval::parse(tokens, block)
+        {
+            let used = i64::from(blocks.get()) * i64::from(block.get());
+            prop_assert!(used > 0 && used <= tokens);
+            prop_assert_eq!(snapped.is_some(), used != tokens);
+        }
+    }
 }

@@ -79,6 +79,8 @@ fn parse(text: &str) -> Result<Vec<(String, Vec<Entry>)>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -103,6 +105,23 @@ mod tests {
             let text = format!("{}\n{bad}", line("cold", 0));
             let error = format!("{:#}", parse(&text).unwrap_err());
             assert!(error.contains("line 2") && error.contains(wanted), "{error}");
+        }
+    }
+
+    proptest! {
+        /// A recorded line with any run of it replaced by any text: entries, or a refusal.
+        #[test]
+        fn fuzz_any_record_is_read_or_refused(
+            from in 0..70usize,
+            len in 0..12usize,
+            put in prop_oneof!["[0-9.,:\\[\\]{}\"a-z_-]{0,8}", ".{0,6}"],
+        ) {
+            let mut text =
+                r#"{"round":"cold","request":0,"kind":"shared","prompt":[1],"output":[2]}"#.to_owned();
+            let end = (from + len).min(text.len());
+            text.replace_range(from.min(end)..end, &put);
+            let rounds = parse(&text).unwrap_or_default();
+            prop_assert!(rounds.iter().all(|(_, entries)| !entries.is_empty()));
         }
     }
 }
