@@ -1,5 +1,5 @@
 //! Runs some seeds and prints what met what: `cargo run --release -p statepages-sim --example
-//! meetings -- SEEDS EVENTS`.
+//! meetings -- SEEDS EVENTS FIRST_SEED`.
 
 use std::io::Write as _;
 
@@ -8,14 +8,18 @@ use statepages_sim::{Setup, Tally, attempt, shrink};
 fn main() -> std::io::Result<()> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<u64>().ok());
     let (seeds, events) = (numbers.next().unwrap_or(20), numbers.next().unwrap_or(5_000));
+    let first = numbers.next().unwrap_or(0);
     let mut out = std::io::stdout().lock();
     let mut tally = Tally::default();
     let mut all = 0;
-    for seed in 0..seeds {
+    for seed in first..first + seeds {
         match attempt(&Setup::of(seed), events) {
             Ok(report) => {
                 tally.add(&report.tally);
                 all += report.events;
+                if (seed + 1 - first).is_multiple_of(50) {
+                    writeln!(out, "{all} events clean")?;
+                }
             }
             Err(failure) => return writeln!(out, "{:#?}", shrink(*failure)),
         }

@@ -338,6 +338,9 @@ impl World {
                 self.meet_in_turn(fault);
             }
         }
+        // A wrong byte is told before the wrong token it leads to.
+        let violations = &self.engine.runner().violations;
+        assert!(violations.is_empty(), "{}", violations[0]);
         if after.preempted_no_page > before.preempted_no_page {
             assert_eq!(stores_ahead, 0, "wait: a live request lost a page to a store in flight");
         }
