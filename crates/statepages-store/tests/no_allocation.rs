@@ -8,8 +8,8 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitRequest, BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane,
-    ControlPlaneConfig, KeepReason, Outcome, PromptKeys, ReferenceOrder, Residency, Schedulers,
-    Speculation, StateRuntime, StateTransfer,
+    ControlPlaneConfig, KeepReason, Outcome, PromptKeys, ReferenceOrder, Residency, Retire,
+    Schedulers, Speculation, StateRuntime, StateTransfer,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -91,7 +91,10 @@ impl Driver {
                 for _ in 0..shrink {
                     // Only a page that nobody has moves without its owners being named.
                     if self.residents.is_empty() {
-                        let _ = self.plane.retire_top(&mut []);
+                        match self.plane.retire_top(&mut []) {
+                            Retire::Moved { .. } => panic!("nobody is resident"),
+                            Retire::Retired(_) | Retire::Busy(_) | Retire::Empty => {}
+                        }
                     }
                 }
                 if self.below(50) == 0 {
