@@ -14,7 +14,6 @@ use crate::config::ModelConfig;
 use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::pass::{Core, Pass, PerThread};
-use crate::row::RowFormat;
 use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
 use crate::weights::Weights;
@@ -40,13 +39,6 @@ pub enum ModelError {
     Isa(IsaUnavailable),
     /// The caches were laid out for another shape.
     Geometry,
-    /// The forward has no such row format.
-    RowFormat {
-        /// Which rows: `kv` or `indexer`.
-        rows: &'static str,
-        /// Name of the format.
-        got: &'static str,
-    },
     /// The system gives no threads.
     Threads(String),
 }
@@ -56,9 +48,6 @@ impl fmt::Display for ModelError {
         match self {
             Self::Isa(error) => error.fmt(f),
             Self::Geometry => f.write_str("the caches were laid out for another model's shape"),
-            Self::RowFormat { rows, got } => {
-                write!(f, "{rows} rows: expected bf16 or f32, got {got}")
-            }
             Self::Threads(error) => write!(f, "no threads for the model: {error}"),
         }
     }
@@ -93,12 +82,6 @@ impl Model {
         if weights.config().cache != *geometry.config() {
             return Err(ModelError::Geometry);
         }
-        let (kv, indexer) = (geometry.options().kv, geometry.options().indexer);
-        let format = |rows, format: Option<RowFormat>, got| {
-            format.ok_or(ModelError::RowFormat { rows, got })
-        };
-        let kv = format("kv", RowFormat::of_kv(kv), kv.name())?;
-        let index = format("indexer", RowFormat::of_indexer(indexer), indexer.name())?;
         let machine = Machine::new(options.isa).map_err(ModelError::Isa)?;
         let threads = options.threads.get();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -107,7 +90,7 @@ impl Model {
             .build()
             .map_err(|error| ModelError::Threads(error.to_string()))?;
         Ok(Self {
-            core: Core::new(weights, geometry.clone(), machine, (kv, index)),
+            core: Core::new(weights, geometry.clone(), machine),
             pool,
             threads,
             scratch: Scratch {

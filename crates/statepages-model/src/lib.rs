@@ -20,6 +20,7 @@ mod config;
 mod flops;
 mod forward;
 mod kernel;
+pub mod minifloat;
 mod moe;
 mod pass;
 mod rope;

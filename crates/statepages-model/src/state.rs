@@ -89,7 +89,18 @@ fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) 
     &mut arena.page_mut(at.region, pages[at.block])[at.bytes.clone()]
 }
 
+/// The parts of an indexer row.
+fn index_parts(pass: &Pass<'_>, entry: u32) -> impl Iterator<Item = (usize, PageBytes)> {
+    let row = pass.core.geometry.indexer_row(pass.cache, entry);
+    [Some(row.data), row.scales].into_iter().flatten().enumerate()
+}
+
 impl Tiles<'_> {
+    /// Bytes of a token's KV row.
+    fn kv_bytes(&self, flat: usize, row_bytes: usize) -> &[u8] {
+        &self.tiles[flat / self.len].kv_bytes[flat % self.len * row_bytes..][..row_bytes]
+    }
+
     /// KV row of a token.
     fn kv(&self, flat: usize, width: usize) -> &[f32] {
         self.row(flat, |tile| (&tile.kv, width))
@@ -128,15 +139,18 @@ impl Entries {
         let (core, dims) = (pass.core, &pass.core.dims);
         let pages = |sequence: usize| pass.plan.spans[sequence].pages;
         for (row, &(sequence, entry)) in self.main.chunks_exact(dims.width).zip(&self.places) {
-            let at = core.geometry.compressed_row(pass.cache, entry, 0);
-            core.kv.encode(row, page_row_mut(arena, pages(sequence), &at));
+            for part in 0..core.kv.parts() {
+                let at = core.geometry.compressed_row(pass.cache, entry, part);
+                core.kv.encode(part, row, page_row_mut(arena, pages(sequence), &at));
+            }
         }
         let (main, index) = sources(pass);
         if index.is_some() {
             let rows = self.index.chunks_exact(dims.index_width).zip(&self.places);
             for (row, &(sequence, entry)) in rows {
-                let at = core.geometry.indexer_row(pass.cache, entry).data;
-                core.index.encode(row, page_row_mut(arena, pages(sequence), &at));
+                for (part, at) in index_parts(pass, entry) {
+                    core.index.encode(part, row, page_row_mut(arena, pages(sequence), &at));
+                }
             }
         }
         for source in [Some(main), index].into_iter().flatten() {
@@ -245,8 +259,9 @@ impl Rows32 {
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
             for (entry, row) in (0..).zip(rows.chunks_exact_mut(width)) {
-                let at = core.geometry.indexer_row(pass.cache, entry).data;
-                core.index.decode(page_row(arena, span.pages, &at), row);
+                for (part, at) in index_parts(pass, entry) {
+                    core.index.decode(part, page_row(arena, span.pages, &at), row);
+                }
             }
         });
     }
@@ -266,8 +281,10 @@ impl Rows32 {
             }
             let rows = (0..).zip(needed).zip(rows.chunks_exact_mut(width));
             for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
-                let at = core.geometry.compressed_row(pass.cache, entry, 0);
-                core.kv.decode(page_row(arena, span.pages, &at), row);
+                for part in 0..core.kv.parts() {
+                    let at = core.geometry.compressed_row(pass.cache, entry, part);
+                    core.kv.decode(part, page_row(arena, span.pages, &at), row);
+                }
             }
         });
     }
@@ -280,8 +297,11 @@ impl Rows32 {
             let positions = span.window_start(window)..span.end;
             for (position, row) in positions.zip(rows.chunks_exact_mut(width)) {
                 if position < span.start {
-                    let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
-                    core.kv.decode(slot_row(arena, span, &at), row);
+                    for part in 0..core.kv.parts() {
+                        let position = Tokens::new(position);
+                        let at = core.geometry.window_row(pass.cache, position, part);
+                        core.kv.decode(part, slot_row(arena, span, &at), row);
+                    }
                 } else {
                     row.copy_from_slice(tiles.kv(span.flat(position), width));
                 }
@@ -292,12 +312,16 @@ impl Rows32 {
 
 /// Writes the chunks' last rows to the window rings.
 pub(crate) fn store_window(pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
-    let (core, dims) = (pass.core, &pass.core.dims);
+    let core = pass.core;
     for span in &pass.plan.spans {
-        for position in span.end.saturating_sub(dims.window).max(span.start)..span.end {
-            let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
-            let row = tiles.kv(span.flat(position), dims.width);
-            core.kv.encode(row, slot_row_mut(arena, span, &at));
+        for position in span.end.saturating_sub(core.dims.window).max(span.start)..span.end {
+            let mut row = tiles.kv_bytes(span.flat(position), core.kv_parts.iter().sum());
+            for (part, &len) in core.kv_parts.iter().enumerate() {
+                let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
+                let (bytes, rest) = row.split_at(len);
+                slot_row_mut(arena, span, &at).copy_from_slice(bytes);
+                row = rest;
+            }
         }
     }
 }

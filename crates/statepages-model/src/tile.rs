@@ -38,7 +38,9 @@ pub(crate) struct Tile {
     pub(crate) len: usize,
     /// `[tokens][streams][hidden]`.
     pub(crate) residual: Vec<f32>,
-    /// KV rows as the cache will hold them, `[tokens][width]`.
+    /// KV rows as the cache will hold them: each token's parts, one behind the other.
+    pub(crate) kv_bytes: Vec<u8>,
+    /// What decoding [`Tile::kv_bytes`] gives, `[tokens][width]`.
     pub(crate) kv: Vec<f32>,
     pub(crate) main: Projections,
     pub(crate) index: Projections,
@@ -146,12 +148,21 @@ impl Tile {
         project(core, self.len, &work.x, &attn.wkv, &mut self.kv);
         let norm = NormWeight::Each(&attn.kv_norm);
         rms_norm(core.machine, &mut self.kv, dims.width, norm, eps);
-        let mut kv = std::mem::take(&mut self.kv);
-        for (i, row) in kv.chunks_exact_mut(dims.width).enumerate() {
+        let (mut kv, mut bytes) =
+            (std::mem::take(&mut self.kv), std::mem::take(&mut self.kv_bytes));
+        let row_bytes = core.kv_parts.iter().sum();
+        bytes.resize(self.len * row_bytes, 0);
+        let rows = kv.chunks_exact_mut(dims.width).zip(bytes.chunks_exact_mut(row_bytes));
+        for (i, (row, mut bytes)) in rows.enumerate() {
             turn(row, self.angles(pass, i), Turn::Forward);
-            core.kv.round(row);
+            for (part, &len) in core.kv_parts.iter().enumerate() {
+                let (part_bytes, rest) = bytes.split_at_mut(len);
+                core.kv.encode(part, row, part_bytes);
+                core.kv.decode(part, part_bytes, row);
+                bytes = rest;
+            }
         }
-        self.kv = kv;
+        (self.kv, self.kv_bytes) = (kv, bytes);
         let Some(compressed) = &attn.compressed else { return };
         let tokens = self.tokens(pass);
         self.main.fill(core, tokens, &compressed.main, pass.ratio, &work.x);

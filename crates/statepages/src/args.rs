@@ -47,15 +47,6 @@ pub(crate) enum Fault {
     SkipRestore,
 }
 
-/// Row format of the forward's caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum ForwardKv {
-    /// 16-bit rows
-    Bf16,
-    /// 32-bit rows, for tests
-    F32,
-}
-
 /// Flags of the engine that `demo` and `generate` run on.
 #[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EngineArgs {
@@ -77,9 +68,15 @@ pub(crate) struct EngineArgs {
     /// Which bytes of a slot a checkpoint keeps
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,
-    /// Row format of KV and indexer rows
-    #[arg(long, value_enum, default_value_t = ForwardKv::Bf16)]
-    pub(crate) kv: ForwardKv,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Bf16)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer; without it, that of KV
+    #[arg(long, value_enum)]
+    pub(crate) indexer: Option<Indexer>,
+    /// Directory of a model in the published form, instead of the built-in one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
     /// Seed of the built-in model's weights
     #[arg(long, default_value_t = 20_260)]
     pub(crate) weights_seed: u64,
@@ -164,7 +161,7 @@ pub(crate) enum ModelName {
 }
 
 /// Row format of KV.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Kv {
     /// Two planes: 512 bytes of fp8 with scales, 128 bytes of bf16 RoPE
     Fp8,
@@ -175,7 +172,7 @@ pub(crate) enum Kv {
 }
 
 /// Row format of the indexer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Indexer {
     /// 128 bytes and a scale
     Fp8,

@@ -16,11 +16,20 @@ use statepages_page::{ImageRule, PageId, Pages, SlotId};
 pub(crate) const PAGES: u32 = 24;
 pub(crate) const SLOTS: u32 = 6;
 
-/// Number format of all cached rows.
+/// Number formats of the cached rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rows {
     F32,
     Bf16,
+    /// fp8 rows for both.
+    Fp8,
+    /// fp8 rows, and fp4 for the indexer.
+    Fp8Fp4,
+}
+
+impl Rows {
+    /// What engines serve with.
+    pub(crate) const SERVED: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Fp8Fp4];
 }
 
 /// Small dimensions that exercise every kind of layer.
@@ -31,9 +40,9 @@ pub(crate) fn small_config() -> ModelConfig {
         num_nextn_predict_layers: 1,
         draft_layers: DraftLayers::Mtp,
         compress_ratios: vec![0, 4, 128, 4, 0],
-        head_dim: 32,
-        qk_rope_head_dim: 8,
-        index_head_dim: 16,
+        head_dim: 80,
+        qk_rope_head_dim: 16,
+        index_head_dim: 32,
         sliding_window: 128,
     };
     config.hidden_size = 32;
@@ -52,6 +61,8 @@ pub(crate) fn geometry(config: &ModelConfig, rows: Rows, draft_tokens: u32) -> D
     let (kv, indexer) = match rows {
         Rows::F32 => (KvFormat::F32, IndexerFormat::F32),
         Rows::Bf16 => (KvFormat::Bf16, IndexerFormat::Bf16),
+        Rows::Fp8 => (KvFormat::Fp8, IndexerFormat::Fp8),
+        Rows::Fp8Fp4 => (KvFormat::Fp8, IndexerFormat::Fp4),
     };
     let options = CacheOptions {
         kv,
@@ -138,6 +149,24 @@ impl Rig {
             };
             logits.append(rows);
             start += tokens.len();
+        }
+        logits
+    }
+
+    /// Logits of the tokens behind `start`, computed in chunks, of a request whose slot and pages
+    /// hold what came before.
+    pub(crate) fn resumed(
+        &mut self,
+        slot: u32,
+        pages: &[PageId],
+        tokens: &[u32],
+        start: usize,
+        chunk: usize,
+    ) -> Vec<f32> {
+        let mut logits = Vec::new();
+        for (i, tokens) in tokens[start..].chunks(chunk).enumerate() {
+            let piece = Piece { slot, pages, start: start + i * chunk, tokens };
+            logits.append(&mut self.batch(&[piece])[0]);
         }
         logits
     }
