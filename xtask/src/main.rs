@@ -1,2 +1,61 @@
-//! Developer tasks.
-fn main() {}
+//! Developer tasks: `cargo xtask tidy` and `cargo xtask ci`.
+//!
+//! Continuous integration runs `cargo xtask ci`, so that what passes there passes here.
+
+mod tidy;
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+/// The steps of continuous integration, in the order of what fails fastest.
+const CI_STEPS: &[(&str, &[&str], &[(&str, &str)])] = &[
+    ("formatting", &["fmt", "--all", "--check"], &[]),
+    (
+        "lints",
+        &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"],
+        &[],
+    ),
+    (
+        "documentation",
+        &["doc", "--workspace", "--no-deps", "--release"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    ),
+    ("tests", &["test", "--workspace", "--release"], &[]),
+];
+
+fn ci() -> Result<()> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    for (name, args, variables) in CI_STEPS {
+        eprintln!("== {name}: cargo {}", args.join(" "));
+        let status = Command::new(&cargo)
+            .args(*args)
+            .envs(variables.iter().copied())
+            .current_dir(tidy::root())
+            .status()
+            .with_context(|| format!("cannot start cargo for {name}"))?;
+        if !status.success() {
+            bail!("{name} failed: {status}");
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let task = std::env::args().nth(1);
+    let outcome = match task.as_deref() {
+        Some("tidy") => tidy::check(),
+        Some("ci") => ci(),
+        other => {
+            eprintln!("usage: cargo xtask <tidy|ci>; got {}", other.unwrap_or("nothing"));
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

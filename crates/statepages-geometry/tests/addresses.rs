@@ -168,6 +168,41 @@ fn no_two_things_share_a_byte_odd_shapes() {
     }
 }
 
+/// Fields start at multiples of 256 bytes, draft windows at whole rows of their own, in every slot
+/// of a plane.
+#[test]
+fn fields_are_aligned_in_every_slot() {
+    let odd = CacheConfig { index_head_dim: 36, ..CacheConfig::mini() };
+    let spark = CacheConfig::v4_flash_dspark();
+    // Packed rows narrower than a draft window row, and few enough layers that the windows move
+    // into the narrow plane.
+    let small_spark = CacheConfig {
+        num_hidden_layers: 2,
+        compress_ratios: vec![128, 128, 0, 0, 0],
+        ..spark.clone()
+    };
+    for config in [odd, spark, small_spark] {
+        for drafts in 0..8 {
+            let options = options(FORMATS[0], drafts, ImageRule::Carried);
+            let geometry = Dsv4Geometry::new(&config, &options).unwrap();
+            for field in FIELDS {
+                let mut layers = geometry.layers().iter();
+                let Some(&layer) = layers.find(|layer| layer.class == field.class()) else {
+                    continue;
+                };
+                let first = geometry.state_row(layer, field, Tokens::new(0));
+                let plane = geometry.layout().slot.planes()[first.plane].len.get();
+                let align = match field {
+                    StateField::DraftWindow => 1024,
+                    _ => 256,
+                };
+                assert_eq!(first.bytes.start as u64 % align, 0, "{field:?}, {drafts} drafts");
+                assert_eq!(plane % align, 0, "{field:?}, {drafts} drafts");
+            }
+        }
+    }
+}
+
 /// Marks the bytes that an image reads at a boundary.
 fn image_bytes(geometry: &Dsv4Geometry, boundary: Boundary) -> Owners {
     let mut owners = Owners::new(geometry.layout().slot.planes().iter().map(|p| p.len.get()));

@@ -77,6 +77,14 @@ fn small_dims() {
         let carried = geometry(&config, formats, drafts, ImageRule::Carried);
         assert_eq!(sizes(&carried), (page, slot, image, units));
     }
+    // State that ends off the grid of 256 bytes: rows after it start on the grid.
+    let csa = CacheConfig {
+        num_hidden_layers: 3,
+        compress_ratios: vec![4, 4, 4, 0],
+        ..small(32, 16, 20)
+    };
+    let carried = geometry(&csa, BF16, 3, ImageRule::Carried);
+    assert_eq!(carried.arena_rows(), 432);
     // Planes narrower than 128 bytes need slots of more than two rows' alignment.
     for (head_dim, rope) in [(128, 16), (128, 8), (128, 0)] {
         // Columns that do not split into groups of 64 have no fp8 form; bf16 and f32 have.

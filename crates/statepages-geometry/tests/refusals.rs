@@ -56,6 +56,10 @@ fn block_smaller_than_the_window_under_live() {
     let (error, text) = refused(&csa, &with_block(64));
     assert_eq!(error, GeometryError::WindowExceedsBoundary { window: 128, alignment: 64 });
     assert!(text.contains("128") && text.contains("64"));
+    let wider = CacheConfig { sliding_window: 129, ..csa.clone() };
+    let (error, _) = refused(&wider, &with_block(128));
+    assert_eq!(error, GeometryError::WindowExceedsBoundary { window: 129, alignment: 128 });
+    assert!(Dsv4Geometry::new(&csa, &with_block(128)).is_ok(), "one block is one window");
     let carried = CacheOptions { image: ImageRule::Carried, ..with_block(64) };
     assert!(Dsv4Geometry::new(&csa, &carried).is_ok(), "only position order needs the window");
 }
@@ -86,6 +90,8 @@ fn numbers_that_make_no_cache() {
         // 512 columns without rotation leave no room for scales; 480 are no whole groups.
         (CacheConfig { qk_rope_head_dim: 0, ..mini() }, base, "head_dim"),
         (CacheConfig { qk_rope_head_dim: 32, ..mini() }, base, "head_dim"),
+        // 576 columns and 9 scales would fit 592 bytes; each scale is written twice.
+        (CacheConfig { head_dim: 592, qk_rope_head_dim: 16, ..mini() }, base, "head_dim"),
         (CacheConfig { head_dim: 68, qk_rope_head_dim: 4, ..mini() }, bf16, "KV row"),
         (CacheConfig { index_head_dim: 130, ..mini() }, base, "CSA indexer state row"),
         (CacheConfig { index_head_dim: 144, ..mini() }, fp4, "fp4 indexer row"),

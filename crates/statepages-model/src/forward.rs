@@ -129,8 +129,8 @@ impl Model {
     /// Runs a fixed load of the forward's own matrix kernel, alone, on all threads, and returns its
     /// floating-point operations: the yardstick of the forward's speed.
     pub fn run_products(&mut self) -> u64 {
-        let (rows, n, k) = (TILE_TOKENS, 512, 512);
-        let (tiles, rounds) = (2 * self.threads, 4);
+        let (rows, n, k) = (TILE_TOKENS, 256, 512);
+        let (tiles, rounds) = (2 * self.threads, 64);
         let machine = self.core.machine;
         let weights = Matrix::pack(n, k, &vec![0.5; n * k]);
         self.pool.install(|| {

@@ -1,0 +1,234 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::size::ByteSize;
+
+/// Resumable state checkpoints in KV-cache pages.
+#[derive(Parser, Debug)]
+#[command(version, about, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// What to do; without a word, the demo.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Send prompts cold and again, and compare what was resumed with cold runs, bit for bit
+    Demo(DemoArgs),
+    /// Complete one prompt
+    Generate(GenerateArgs),
+    /// Sizes of pages, slots and images of a DeepSeek-V4 config, and what fits into memory
+    Geometry(GeometryArgs),
+    /// The demo's other process: reads a job on standard input, computes it without any cache
+    #[command(hide = true)]
+    ColdArm,
+}
+
+/// Which bytes of a slot a checkpoint keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Image {
+    /// Every byte
+    Whole,
+    /// What a resumer may read, by ring position
+    Carried,
+    /// What a resumer does read, in position order
+    Live,
+}
+
+/// A fault that the demo puts in, to show that its comparison sees one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fault {
+    /// Restores are not carried out: the slot is as its previous owner left it
+    SkipRestore,
+}
+
+/// Row format of the forward's caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum ForwardKv {
+    /// 16-bit rows
+    Bf16,
+    /// 32-bit rows, for tests
+    F32,
+}
+
+/// Flags of the engine that `demo` and `generate` run on.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct EngineArgs {
+    /// Worker threads of the forward; 0 takes every core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Tokens that one batch may compute
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    pub(crate) max_batched_tokens: u32,
+    /// Requests that may be resident at once: the number of slots, and the demo's concurrency
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub(crate) max_seqs: u32,
+    /// Pages of the pool
+    #[arg(long, default_value_t = 2_048)]
+    pub(crate) pages: u32,
+    /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 keeps anchors and demands only
+    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", allow_negative_numbers = true)]
+    pub(crate) state_checkpoint_interval_tokens: i64,
+    /// Which bytes of a slot a checkpoint keeps
+    #[arg(long, value_enum, default_value_t = Image::Live)]
+    pub(crate) image: Image,
+    /// Row format of KV and indexer rows
+    #[arg(long, value_enum, default_value_t = ForwardKv::Bf16)]
+    pub(crate) kv: ForwardKv,
+    /// Seed of the built-in model's weights
+    #[arg(long, default_value_t = 20_260)]
+    pub(crate) weights_seed: u64,
+}
+
+/// Flags of `demo`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DemoArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Requests of the cold and of the resumed round, a third of each kind
+    #[arg(long, default_value_t = 24, value_name = "N")]
+    pub(crate) requests: usize,
+    /// Tokens to generate for each request
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    pub(crate) max_tokens: u32,
+    /// Cut the prompts from this text file instead of the project's documents
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Write prompt and output ids of each request, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+    /// Send exactly the prompts of a recorded file and compare the outputs with the recorded ones
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replay: Option<PathBuf>,
+    /// Write Prometheus text to FILE and one JSON object per request to FILE.jsonl
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics_out: Option<PathBuf>,
+    /// Put a fault in
+    #[arg(long, value_enum)]
+    pub(crate) fault: Option<Fault>,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Flags of `generate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// The prompt; without it and without --prompt-file, standard input
+    #[arg(long, conflicts_with = "prompt_file")]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Tokens to generate
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub(crate) max_tokens: u32,
+    /// 0 is greedy
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Draw from the K likeliest tokens; 0 means all
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub(crate) top_k: u32,
+    /// Draw from the likeliest tokens that hold this share of the probability
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub(crate) top_p: f32,
+    /// Seed of the draws
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Stop where this text appears; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A published model's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelName {
+    /// DeepSeek-V4-Pro
+    V4Pro,
+    /// DeepSeek-V4-Flash
+    V4Flash,
+    /// DeepSeek-V4-Flash with the DSpark drafter
+    V4FlashDspark,
+    /// Five layers of every kind with production row widths: the shape of the demo model
+    Mini,
+}
+
+/// Row format of KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kv {
+    /// Two planes: 512 bytes of fp8 with scales, 128 bytes of bf16 RoPE
+    Fp8,
+    /// One plane, 16-bit
+    Bf16,
+    /// One plane, 32-bit, for tests
+    F32,
+}
+
+/// Row format of the indexer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Indexer {
+    /// 128 bytes and a scale
+    Fp8,
+    /// 64 bytes and four scales
+    Fp4,
+    /// 16-bit
+    Bf16,
+    /// 32-bit, for tests
+    F32,
+}
+
+/// Flags of `geometry`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GeometryArgs {
+    /// A published model
+    #[arg(long, value_enum, required_unless_present = "config", conflicts_with = "config")]
+    pub(crate) model: Option<ModelName>,
+    /// A model's config.json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Fp8)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer
+    #[arg(long, value_enum, default_value_t = Indexer::Fp8)]
+    pub(crate) indexer: Indexer,
+    /// Draft tokens a step may verify; widens every ring
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) draft_tokens: u32,
+    /// Tokens of a block
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    pub(crate) block_size: u32,
+    /// Which bytes of a slot a checkpoint keeps
+    #[arg(long, value_enum, default_value_t = Image::Live)]
+    pub(crate) image: Image,
+    /// Device memory for pages and slots, such as 80GiB
+    #[arg(long, value_name = "SIZE", requires = "max_seqs")]
+    pub(crate) memory: Option<ByteSize>,
+    /// Requests that may be resident at once: the number of slots
+    #[arg(long, value_name = "N", requires = "memory")]
+    pub(crate) max_seqs: Option<u32>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl DemoArgs {
+    /// What the flags say when none is given.
+    pub(crate) fn built_in() -> Self {
+        let cli = Cli::parse_from(["statepages", "demo"]);
+        match cli.command {
+            Some(Command::Demo(args)) => args,
+            other => unreachable!("`demo` parses as {other:?}"),
+        }
+    }
+}

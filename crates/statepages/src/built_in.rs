@@ -1,0 +1,133 @@
+//! The built-in engine: seeded weights, host memory, and the fault that the demo can put in.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result, anyhow};
+use statepages_engine::{
+    CpuRunner, Engine, EngineParts, RawLimits, RemoteState, RunError, Runner, StartupFacts,
+    StepBatch, StepResult,
+};
+use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
+use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
+use statepages_page::{BlockSize, PageId, Pages, SlotId};
+use statepages_store::{
+    BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
+    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
+};
+
+use crate::args::{EngineArgs, Fault, ForwardKv};
+
+/// Tokens of a block: the grid of boundaries.
+pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
+
+/// Prompt and generated tokens that one request may come to.
+const MODEL_LEN_MAX: u64 = 32_768;
+/// KV events held for a reader; the command has none, so that few are enough.
+const EVENTS_MAX: u32 = 1_024;
+
+/// Threads that the flags ask for.
+pub(crate) fn threads(args: &EngineArgs) -> usize {
+    match args.threads {
+        0 => available_parallelism().map_or(1, NonZeroUsize::get),
+        threads => threads,
+    }
+}
+
+/// The engine that the flags ask for.
+pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
+    let config = ModelConfig::demo();
+    let (kv, indexer) = match args.kv {
+        ForwardKv::Bf16 => (KvFormat::Bf16, IndexerFormat::Bf16),
+        ForwardKv::F32 => (KvFormat::F32, IndexerFormat::F32),
+    };
+    let block = statepages_geometry::BLOCK_TOKENS;
+    let options = CacheOptions {
+        kv,
+        indexer,
+        draft_tokens: 0,
+        block,
+        dcp_world_size: 1,
+        image: args.image.into(),
+    };
+    let geometry = Dsv4Geometry::new(&config.cache, &options)?;
+    let control = control(args, &geometry, block)?;
+    let weights = Arc::new(Weights::seeded(&config, args.weights_seed)?);
+    let threads = NonZeroUsize::new(threads(args)).expect("no machine has no core");
+    let model = Model::new(weights, &geometry, RunOptions { isa: Isa::Auto, threads })?;
+    let runner = CpuRunner::new(model, geometry.layout(), Pages::new(args.pages), args.max_seqs)?;
+    let parts = EngineParts {
+        control,
+        limits: RawLimits {
+            max_num_batched_tokens: u64::from(args.max_batched_tokens),
+            max_num_seqs: u64::from(args.max_seqs),
+            max_in_flight: 1,
+            max_model_len: MODEL_LEN_MAX,
+            vocab: u64::from(config.vocab_size),
+            waiting_max: u64::from(u32::MAX),
+            batch_failures_max: 1,
+            load_steps_max: 0,
+        },
+        model_revision: format!("demo-{}", args.weights_seed),
+        layout: Some(geometry.layout().id.clone()),
+    };
+    Ok(Engine::new(parts, DemoRunner { inner: runner, fault })?)
+}
+
+fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
+    let layout = geometry.layout();
+    let spec = CheckpointSpec::of(layout)?;
+    tracing::info!("{}", StartupFacts::of(&spec));
+    let interval = args.state_checkpoint_interval_tokens;
+    let (interval, snapped) = CheckpointInterval::parse(interval, block)
+        .map_err(|error| anyhow!("--state-checkpoint-interval-tokens: {error}"))?;
+    if let Some(snapped) = snapped {
+        tracing::warn!("--state-checkpoint-interval-tokens: {snapped}");
+    }
+    let config = ControlPlaneConfig {
+        pages: Pages::new(args.pages),
+        pages_max: Pages::new(args.pages),
+        slots: args.max_seqs,
+        block,
+        runtime: StateRuntime::new(StateTransfer::Copy { layout: layout.id.clone() }, Some(spec))?,
+        caching: Caching::On,
+        interval,
+        copying_max: None,
+        order: BackendOrder::Ordered,
+        speculation: Speculation::Off,
+        pipeline_stages: 1,
+        schedulers: Schedulers::Unified,
+        events_max: EVENTS_MAX,
+    };
+    ControlPlane::new(config, Box::new(ReferenceOrder)).context("the control plane")
+}
+
+/// The CPU runner, with the demo's fault in front of it.
+pub(crate) struct DemoRunner {
+    inner: CpuRunner,
+    fault: Option<Fault>,
+}
+
+impl Runner for DemoRunner {
+    fn submit(&mut self, mut batch: StepBatch) {
+        match self.fault {
+            Some(Fault::SkipRestore) => batch.ops.restores.clear(),
+            None => {}
+        }
+        self.inner.submit(batch);
+    }
+
+    fn poll(&mut self) -> Option<StepResult> {
+        self.inner.poll()
+    }
+
+    fn land(
+        &mut self,
+        slot: SlotId,
+        pages: &[PageId],
+        state: &RemoteState,
+    ) -> Result<(), RunError> {
+        self.inner.land(slot, pages, state)
+    }
+}

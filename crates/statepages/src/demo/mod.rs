@@ -1,0 +1,273 @@
+//! `statepages demo`: prompts cold, then repeated, and what was resumed compared bit for bit with
+//! cold runs in another process.
+
+mod cold;
+mod corpus;
+mod record;
+mod report;
+mod round;
+mod workload;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use statepages_engine::{Sampling, Stop};
+
+use crate::args::{DemoArgs, Fault};
+use crate::built_in::{self, DemoRunner};
+use crate::metrics::MetricsOut;
+use crate::session::{Completion, Job, Listener, Pace, Session};
+
+use self::corpus::Corpus;
+use self::record::Recorder;
+use self::report::Results;
+use self::round::OutputHasher;
+use self::workload::{Prompt, Workload};
+
+pub(crate) use self::cold::answer as cold_arm;
+pub(crate) use self::round::{Round, Served, hex};
+
+/// Requests of the cold round with several in flight; fewer than the others, for its numbers are
+/// only for comparison.
+const CONCURRENT_COLD: usize = 8;
+
+/// Share of outputs that must differ for the comparison to count as seeing a fault.
+const FAULT_SEEN: f64 = 0.9;
+
+/// What a request of a round is compared with.
+enum Expected {
+    Nothing,
+    Digests(Vec<round::OutputDigest>),
+    Outputs(Vec<Vec<u32>>),
+}
+
+/// Runs the demo. The exit code says whether what had to be equal was.
+pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
+    check(args)?;
+    let mut demo = Demo {
+        args,
+        session: Session::new(built_in::engine(&args.engine, args.fault)?),
+        record: args.record.as_deref().map(Recorder::create).transpose()?,
+        metrics: args.metrics_out.as_deref().map(MetricsOut::create).transpose()?,
+    };
+    let (rounds, concurrent) = match &args.replay {
+        Some(path) => (demo.replay(record::read(path)?)?, Vec::new()),
+        None => demo.workload()?,
+    };
+    let snapshot = demo.session.snapshot();
+    if let Some(metrics) = demo.metrics.take() {
+        let all: Vec<_> = rounds.iter().chain(&concurrent).collect();
+        metrics.finish(&all, &snapshot)?;
+    }
+    let fault = args.fault.map(|Fault::SkipRestore| "skip-restore");
+    let results = Results { rounds, concurrent, counters: snapshot.counters, fault };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", results.to_json())?;
+    } else {
+        writeln!(out, "{}", results.to_text())?;
+    }
+    Ok(judge(&results))
+}
+
+fn check(args: &DemoArgs) -> Result<()> {
+    if args.requests == 0 || !args.requests.is_multiple_of(3) {
+        bail!("--requests: expected a positive multiple of 3, got {}", args.requests);
+    }
+    if args.max_tokens == 0 {
+        bail!("--max-tokens: expected at least 1, got 0");
+    }
+    Ok(())
+}
+
+/// Without a fault everything compared must be equal and every resumable token resumed. With one,
+/// the comparison must have seen it.
+fn judge(results: &Results) -> ExitCode {
+    let (compared, identical) = results.compared();
+    let good = if results.fault.is_some() {
+        (compared - identical) as f64 >= FAULT_SEEN * compared as f64
+    } else {
+        compared == identical && results.unrealised() == 0
+    };
+    if !good {
+        eprintln!(
+            "statepages: {identical} of {compared} outputs identical; {} requests resumed another \
+             number of tokens than their texts allow",
+            results.unrealised()
+        );
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+struct Demo<'a> {
+    args: &'a DemoArgs,
+    session: Session<DemoRunner>,
+    record: Option<Recorder>,
+    metrics: Option<MetricsOut>,
+}
+
+impl Demo<'_> {
+    /// The built-in rounds: those in which each request is alone, and those with several in flight.
+    fn workload(&mut self) -> Result<(Vec<Round>, Vec<Round>)> {
+        let corpus = match &self.args.prompts {
+            Some(path) => Corpus::read(path)?,
+            None => Corpus::built_in(),
+        };
+        let workload = Workload::new(corpus, self.args.requests, built_in::BLOCK_TOKENS);
+        let mut first = workload.cold();
+        first.extend(workload.second_sight());
+        let cold = self.round("cold", Pace::Alone, &first, &Expected::Nothing)?;
+        let outputs: Vec<_> = cold.served.iter().map(|served| served.output.clone()).collect();
+        let again = workload.resumed(&outputs);
+        let digests = self.cold_arm(&again)?;
+        let resumed =
+            self.round("resumed", Pace::Alone, &again, &Expected::Digests(digests.clone()))?;
+        let fresh = workload.fresh(CONCURRENT_COLD.min(self.args.requests));
+        let mut crowd =
+            vec![self.round("cold_concurrent", Pace::Together, &fresh, &Expected::Nothing)?];
+        let again = workload.seen(&again);
+        crowd.push(self.round(
+            "resumed_concurrent",
+            Pace::Together,
+            &again,
+            &Expected::Digests(digests),
+        )?);
+        Ok((vec![cold, resumed], crowd))
+    }
+
+    /// Exactly the recorded prompts, compared with the recorded outputs.
+    fn replay(&mut self, recorded: Vec<(String, Vec<record::Entry>)>) -> Result<Vec<Round>> {
+        let mut rounds = Vec::new();
+        for (name, entries) in recorded {
+            let (prompts, outputs) = entries
+                .into_iter()
+                .map(|entry| {
+                    let prompt = Prompt { kind: entry.kind, ids: entry.prompt, resumable: None };
+                    (prompt, entry.output)
+                })
+                .unzip::<_, _, Vec<_>, Vec<_>>();
+            rounds.push(self.round(&name, Pace::Alone, &prompts, &Expected::Outputs(outputs))?);
+        }
+        Ok(rounds)
+    }
+
+    fn cold_arm(&self, prompts: &[Prompt]) -> Result<Vec<round::OutputDigest>> {
+        let bar = self.bar("cold arm, another process", prompts);
+        let ids = prompts.iter().map(|prompt| prompt.ids.clone()).collect();
+        let digests = cold::compute(&self.args.engine, self.args.max_tokens, ids, |tokens| {
+            bar.inc(tokens);
+        });
+        bar.finish_and_clear();
+        digests
+    }
+
+    fn round(
+        &mut self,
+        name: &str,
+        pace: Pace,
+        prompts: &[Prompt],
+        expected: &Expected,
+    ) -> Result<Round> {
+        let jobs: Vec<_> = prompts
+            .iter()
+            .enumerate()
+            .map(|(index, prompt)| Job {
+                prompt: prompt.ids.clone(),
+                sampling: Sampling::GREEDY,
+                stop: Stop::after(match expected {
+                    Expected::Outputs(outputs) => outputs[index].len() as u32,
+                    Expected::Nothing | Expected::Digests(_) => self.args.max_tokens,
+                }),
+            })
+            .collect();
+        let bar = self.bar(name, prompts);
+        let mut listener = RoundListener {
+            name,
+            prompts,
+            expected,
+            hashers: vec![OutputHasher::default(); prompts.len()],
+            served: vec![None; prompts.len()],
+            bar: &bar,
+            record: self.record.as_mut(),
+            metrics: self.metrics.as_mut(),
+        };
+        self.session.serve(&jobs, pace, &mut listener)?;
+        let served = listener.served.into_iter().map(|one| one.expect("every prompt is served"));
+        let concurrency = match pace {
+            Pace::Alone => 1,
+            Pace::Together => self.args.engine.max_seqs as usize,
+        };
+        let round = Round { name: name.to_owned(), concurrency, served: served.collect() };
+        bar.finish_and_clear();
+        Ok(round)
+    }
+
+    fn bar(&self, name: &str, prompts: &[Prompt]) -> ProgressBar {
+        let tokens: usize =
+            prompts.iter().map(|prompt| prompt.ids.len() + self.args.max_tokens as usize - 1).sum();
+        let bar = ProgressBar::with_draw_target(Some(tokens as u64), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template(
+            "{msg:28} {wide_bar} {pos:>7}/{len} tokens {per_sec:>14} {elapsed:>4}",
+        );
+        bar.set_style(style.expect("the template is valid"));
+        bar.set_message(name.to_owned());
+        bar
+    }
+}
+
+struct RoundListener<'a> {
+    name: &'a str,
+    prompts: &'a [Prompt],
+    expected: &'a Expected,
+    hashers: Vec<OutputHasher>,
+    served: Vec<Option<Served>>,
+    bar: &'a ProgressBar,
+    record: Option<&'a mut Recorder>,
+    metrics: Option<&'a mut MetricsOut>,
+}
+
+impl Listener for RoundListener<'_> {
+    fn token(&mut self, index: usize, token: u32, logits: &[f32]) {
+        self.hashers[index].token(token, logits);
+    }
+
+    fn computed(&mut self, tokens: u64) {
+        self.bar.inc(tokens);
+    }
+
+    fn completed(&mut self, index: usize, completion: &Completion) -> Result<()> {
+        let prompt = &self.prompts[index];
+        let digest = self.hashers[index].clone().finish();
+        let identical = match self.expected {
+            Expected::Nothing => None,
+            Expected::Digests(digests) => Some(digests[index] == digest),
+            Expected::Outputs(outputs) => Some(outputs[index] == completion.output),
+        };
+        let realised = completion.report.hit.resumable.tokens().index();
+        // Resumed tokens are not computed: the bar counts them as done.
+        self.bar.inc(realised as u64);
+        let served = Served {
+            kind: prompt.kind,
+            prompt: prompt.ids.clone(),
+            output: completion.output.clone(),
+            digest,
+            resumable: prompt.resumable,
+            report: completion.report,
+            computed: prompt.ids.len() - realised,
+            queue: completion.queue,
+            ttft: completion.ttft,
+            total: completion.total,
+            identical,
+        };
+        if let Some(record) = &mut self.record {
+            record.write(self.name, index, &served)?;
+        }
+        if let Some(metrics) = &mut self.metrics {
+            metrics.request(self.name, index, &served, &completion.reason)?;
+        }
+        self.served[index] = Some(served);
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! `statepages generate`: one prompt from a flag, a file or standard input.
+
+use std::io::{Read as _, Write as _};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use statepages_engine::{FinishReason, Sampling, Stop};
+use statepages_page::Tokens;
+
+use crate::args::GenerateArgs;
+use crate::session::{Completion, Job, Listener, Pace, Session};
+use crate::{built_in, tokens};
+
+pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
+    let prompt = prompt(args)?;
+    let job = Job {
+        prompt: tokens::encode(&prompt),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: (args.top_k > 0).then_some(args.top_k),
+            top_p: args.top_p,
+            seed: args.seed,
+        },
+        stop: Stop {
+            max_tokens: Tokens::new(args.max_tokens),
+            token_ids: vec![tokens::END_OF_TEXT],
+            sequences: args.stop.iter().map(|text| tokens::encode(text)).collect(),
+        },
+    };
+    let mut session = Session::new(built_in::engine(&args.engine, None)?);
+    let mut printer = Printer { stream: !args.json, ids: Vec::new(), printed: 0 };
+    let completions = session.serve(&[job], Pace::Alone, &mut printer)?;
+    let [completion] = completions.as_slice() else { unreachable!("one job, one completion") };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let reason = match &completion.reason {
+            FinishReason::MaxTokens => "length",
+            _ => "stop",
+        };
+        let object = json!({
+            "text": tokens::decode(&completion.output),
+            "token_ids": completion.output,
+            "finish_reason": reason,
+            "prompt_tokens": completion.usage.prompt.get(),
+            "completion_tokens": completion.usage.generated.get(),
+            "ttft_ms": completion.ttft.as_secs_f64() * 1e3,
+        });
+        writeln!(out, "{object}")?;
+    } else {
+        writeln!(out)?;
+        tracing::info!(reason = %completion.reason, "finished");
+    }
+    Ok(())
+}
+
+fn prompt(args: &GenerateArgs) -> Result<String> {
+    if let Some(text) = &args.prompt {
+        return Ok(text.clone());
+    }
+    if let Some(path) = &args.prompt_file {
+        return std::fs::read_to_string(path)
+            .with_context(|| format!("--prompt-file: cannot read {} as UTF-8", path.display()));
+    }
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .context("standard input holds no UTF-8 text; give --prompt or --prompt-file")?;
+    if text.is_empty() {
+        bail!("standard input is empty; give --prompt or --prompt-file");
+    }
+    Ok(text)
+}
+
+/// Prints text as it comes; a character whose bytes are not all there waits for the rest.
+struct Printer {
+    stream: bool,
+    ids: Vec<u32>,
+    printed: usize,
+}
+
+impl Listener for Printer {
+    fn token(&mut self, _: usize, token: u32, _: &[f32]) {
+        self.ids.push(token);
+        let text = tokens::decode(&self.ids);
+        let end = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        if self.stream && end > self.printed && text.is_char_boundary(self.printed) {
+            let mut out = std::io::stdout().lock();
+            // A reader that has gone away stops the printing, not the completion.
+            if write!(out, "{}", &text[self.printed..end]).and_then(|()| out.flush()).is_err() {
+                self.stream = false;
+            }
+            self.printed = end;
+        }
+    }
+
+    fn computed(&mut self, _: u64) {}
+
+    fn completed(&mut self, _: usize, _: &Completion) -> Result<()> {
+        Ok(())
+    }
+}

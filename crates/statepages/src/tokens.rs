@@ -1,0 +1,40 @@
+//! Byte-level tokens: ids 0-255 are bytes, 256 ends a text. Any text can be encoded, nothing is downloaded.
+
+/// Ends a text; `generate` stops on it.
+pub(crate) const END_OF_TEXT: u32 = 256;
+
+/// The ids of a text's UTF-8 bytes.
+pub(crate) fn encode(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// The text of byte ids; other ids are shown by number, bytes that are no UTF-8 as replacement characters.
+pub(crate) fn decode(ids: &[u32]) -> String {
+    let mut text = String::new();
+    let mut bytes = Vec::new();
+    for &id in ids {
+        match u8::try_from(id) {
+            Ok(byte) => bytes.push(byte),
+            Err(_) => {
+                text.push_str(&String::from_utf8_lossy(&bytes));
+                bytes.clear();
+                text.push_str(&format!("<{id}>"));
+            }
+        }
+    }
+    text.push_str(&String::from_utf8_lossy(&bytes));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_the_round_trip() {
+        for text in ["", "plain", "gr\u{fc}n \u{1f600}"] {
+            assert_eq!(decode(&encode(text)), text);
+        }
+        assert_eq!(decode(&[104, 105, END_OF_TEXT, 33]), "hi<256>!");
+    }
+}
