@@ -26,7 +26,7 @@ fn a2_every_length_around_a_boundary_resumes_where_it_may() {
     for (in_flight, latency, budget) in [(1, 0, 64), (2, 3, 64), (2, 3, 7), (2, 2, 5)] {
         for interval in [None, Some(2)] {
             for len in 5..=21 {
-                let setup = Setup { interval, in_flight, latency, budget, ..Setup::ROOMY };
+                let setup = Setup { interval, budget, in_flight, latency, ..Setup::ROOMY };
                 let mut harness = setup.harness();
                 let prompt = text(2, len);
                 harness.run(request(1, &prompt, 3));
