@@ -300,6 +300,38 @@ fn resumed_equals_cold_in_bf16_rows() {
     assert_eq!((again.resumed, again.tokens), (vec![3 * BLOCK as u32], want));
 }
 
+/// Every length around a block's end with every budget around one, all of one text in one batch mix,
+/// so that each prompt is a prefix of others; memory full of another tenant's valid states.
+#[test]
+fn resumed_equals_cold_in_mixes_at_every_chunk_size_near_a_boundary() {
+    let lens = [1, 2, 3].into_iter().flat_map(|k| [k * BLOCK - 1, k * BLOCK, k * BLOCK + 1]);
+    let whole = text(6, 3 * BLOCK + 1);
+    let prompts: Vec<&[u32]> = lens.map(|len| &whole[..len]).collect();
+    let wants: Vec<_> = prompts.iter().map(|prompt| cold(PLAIN, prompt, 3)).collect();
+    for (at, budget) in [127, 255, 256, 257, 511, 512, 513].into_iter().enumerate() {
+        let image = [ImageRule::Live, ImageRule::Whole, ImageRule::Carried][at % 3];
+        let interval = [None, Some(1), Some(2)][at / 3 % 3];
+        let setup = Setup { budget, image, interval, poison: NAN, pages: 48, ..PLAIN };
+        let mut harness = setup.host();
+        for id in 0..3 {
+            harness.submit_as(1000 + id, Some(b"other"), &text(70 + id as u32, 3 * BLOCK + 77), 3);
+        }
+        harness.finish();
+        for round in 0..3 {
+            for (i, prompt) in prompts.iter().enumerate() {
+                harness.submit(round * 100 + i as u64, prompt, 3);
+            }
+            harness.finish();
+            for (i, want) in wants.iter().enumerate() {
+                let heard = &harness.heard[&RequestId::new(round * 100 + i as u64)];
+                assert_eq!(&heard.tokens, want, "round {round}, prompt {i}, {setup:?}");
+            }
+        }
+        let resumed = harness.heard.values().flat_map(|heard| &heard.resumed);
+        assert!(resumed.filter(|at| **at > 0).count() >= 9, "{setup:?}");
+    }
+}
+
 /// Preempted after decoding, among others, in a pool that lacks one page for the three; memory full of
 /// noise, then of the others' valid states.
 #[test]

@@ -4,6 +4,7 @@
 //! multiply-add included), so a kernel's bits depend on neither the machine nor the width of its
 //! registers. Reductions across lanes happen in one place, [`tree`], in one order.
 
+#[cfg(target_arch = "x86_64")]
 use pulp::{NullaryFnOnce, Simd};
 
 /// Lanes of a vector.

@@ -224,10 +224,14 @@ impl Naive {
                     .filter(|(at, _)| mask & 1 << (at % 8) != 0)
                     .map(|(_, &id)| real.index_of(CheckpointId::new(id)))
                     .collect();
-                chosen.iter().for_each(|&index| real.set_aside(index));
+                for &index in &chosen {
+                    real.set_aside(index);
+                }
                 let left = self.order.len() - chosen.len();
                 assert_eq!(real.evictable_units(None) as usize, left * UNITS as usize);
-                chosen.iter().rev().for_each(|&index| real.put_back(index));
+                for &index in chosen.iter().rev() {
+                    real.put_back(index);
+                }
             }
         }
     }

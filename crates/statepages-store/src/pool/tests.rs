@@ -51,7 +51,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn pick(all: Vec<usize>, which: u8) -> Option<(PageId, usize)> {
+fn pick(all: &[usize], which: u8) -> Option<(PageId, usize)> {
     let at = *all.get(usize::from(which) % all.len().max(1))?;
     Some((PageId::new(at as u32), at))
 }
@@ -99,30 +99,27 @@ impl Naive {
                 }
             }
             Act::Share(which) => {
-                if let Some((page, at)) = pick(self.of(|k| k == Kind::Held), which) {
+                if let Some((page, at)) = pick(&self.of(|k| k == Kind::Held), which) {
                     real.share(page);
                     self.pages[at] = Kind::Live(1);
                 }
             }
             Act::Claim(which) => {
                 let some = self.of(|k| matches!(k, Kind::Live(_) | Kind::Cached));
-                if let Some((page, at)) = pick(some, which) {
-                    let want = match self.pages[at] {
-                        Kind::Live(shares) => {
-                            self.pages[at] = Kind::Live(shares + 1);
-                            Claim::Shared
-                        }
-                        _ => {
-                            self.pages[at] = Kind::Live(1);
-                            self.order.retain(|&page| page != at);
-                            Claim::Revived
-                        }
+                if let Some((page, at)) = pick(&some, which) {
+                    let want = if let Kind::Live(shares) = self.pages[at] {
+                        self.pages[at] = Kind::Live(shares + 1);
+                        Claim::Shared
+                    } else {
+                        self.pages[at] = Kind::Live(1);
+                        self.order.retain(|&page| page != at);
+                        Claim::Revived
                     };
                     assert_eq!(real.claim(page), want);
                 }
             }
             Act::Unshare(which, cached) => {
-                if let Some((page, at)) = pick(self.of(|k| matches!(k, Kind::Live(_))), which) {
+                if let Some((page, at)) = pick(&self.of(|k| matches!(k, Kind::Live(_))), which) {
                     let afterlife = if cached { Afterlife::Cached } else { Afterlife::Vacant };
                     let want = match self.pages[at] {
                         Kind::Live(1) => {
@@ -142,7 +139,7 @@ impl Naive {
                 }
             }
             Act::Vacate(which) => {
-                if let Some((page, at)) = pick(self.of(|k| k == Kind::Cached), which) {
+                if let Some((page, at)) = pick(&self.of(|k| k == Kind::Cached), which) {
                     real.vacate(page);
                     self.pages[at] = Kind::Vacant;
                     self.order.retain(|&page| page != at);
@@ -162,7 +159,7 @@ impl Naive {
             }
             Act::ReleaseImage(which) => {
                 let heads = self.of(|k| matches!(k, Kind::Raw(_, 0)));
-                if let Some((page, _)) = pick(heads, which) {
+                if let Some((page, _)) = pick(&heads, which) {
                     let (owner, _) = real.raw_owner(page).unwrap();
                     let mut units = self.of(|k| matches!(k, Kind::Raw(o, _) if o == owner.raw()));
                     units.sort_by_key(|&at| match self.pages[at] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use statepages_page::{ContentKey, RequestId};
+use statepages_page::{Boundary, ContentKey, RequestId};
 use statepages_store::{
     Admit, AdmitReport, AdmitRequest, KeepReason, Outcome, PromptKeys, Refusal, Residency,
 };
@@ -147,7 +147,7 @@ impl Naive {
         if taken > available {
             return Err(Refusal::NoRoom);
         }
-        let fits = available - taken >= UNITS + self.tenants.len() + 1;
+        let fits = available - taken > UNITS + self.tenants.len();
         let demand = (kv > hit && fits).then_some(kv * BLOCK);
         self.slots[slot] = true;
         if let Some(id) = protected.map(|r| r.id) {
@@ -355,7 +355,7 @@ impl Pair {
                     (Admit::Admitted(residency, report), Ok((kv, hit, demand))) => {
                         let AdmitReport { hit: got, demand: asked, .. } = report;
                         assert_eq!((got.kv.get(), got.resumable.get()), (kv, hit));
-                        assert_eq!(asked.map(|b| b.get()), demand);
+                        assert_eq!(asked.map(Boundary::get), demand);
                         let tenant = twin.tenants.last().unwrap();
                         assert_eq!(residency.slot().raw(), tenant.slot);
                         let pages: Vec<u32> = residency.pages().iter().map(|p| p.raw()).collect();

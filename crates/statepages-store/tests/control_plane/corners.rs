@@ -261,21 +261,18 @@ fn i6_admission_protects_the_record_it_will_read_and_is_exact() {
         assert_eq!(rig.plane.gauges().pages_cached, 2);
         let mut longer = keys(&prompt(1, 8));
         longer.extend(&prompt(7, tail));
-        match rig.try_admit(&longer) {
-            Ok((residency, report)) => {
-                assert!(fits);
-                assert_eq!(report.hit.resumable, at(8));
-                assert_eq!(rig.plane.available().get(), 0);
-                let receipt = rig.begin(&residency, 9);
-                assert_eq!(rig.ops.restores[0].checkpoint, id);
-                rig.done(receipt);
-                rig.release(residency);
-            }
-            Err(_) => {
-                assert!(!fits);
-                assert_eq!(rig.resumable(&text), 8, "nothing was given up");
-            }
-        }
+        let answer = rig.try_admit(&longer);
+        assert_eq!(answer.is_ok(), fits);
+        let Ok((residency, report)) = answer else {
+            assert_eq!(rig.resumable(&text), 8, "nothing was given up");
+            continue;
+        };
+        assert_eq!(report.hit.resumable, at(8));
+        assert_eq!(rig.plane.available().get(), 0);
+        let receipt = rig.begin(&residency, 9);
+        assert_eq!(rig.ops.restores[0].checkpoint, id);
+        rig.done(receipt);
+        rig.release(residency);
     }
 }
 

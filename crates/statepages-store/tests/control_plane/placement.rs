@@ -93,8 +93,15 @@ proptest! {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
                 (state >> 60) as u32
             };
-            let kept: Vec<u32> =
-                prefill(&placement, start * 4, n, demand, chunk).iter().map(|k| k.0).collect();
+            let kept = prefill(&placement, start * 4, n, demand, chunk);
+            // A class that emits interior state keeps the same for the same reasons, uncut.
+            let whole =
+                Chunk { start: tokens(start * 4), end: tokens(n), prompt: tokens(n), demand };
+            let interior: Vec<_> =
+                placement.interior(&whole).map(|(b, reason)| (b.get(), reason)).collect();
+            let inside: Vec<_> = kept.iter().copied().filter(|k| k.0 < n).collect();
+            prop_assert_eq!(interior, inside);
+            let kept: Vec<u32> = kept.iter().map(|k| k.0).collect();
             prop_assert_eq!(&kept, &expected(&placement, start * 4, n, demand), "{} tokens", n);
             for boundary in kept {
                 prop_assert!(boundary == n || boundary <= placement.resumable_cap(tokens(n)).get());

@@ -1,9 +1,9 @@
 //! Faults that others have met, as far as a control plane can have them: families A, C, E, F, G, J, K.
 
-use statepages_page::{Boundary, RequestId};
+use statepages_page::{Boundary, ContentKey, RequestId};
 use statepages_store::{
     Admit, AdmitRequest, Ahead, Chunk, ControlPlaneConfig, KeepReason, LossReason, Progress,
-    Refusal, Residency,
+    PromptKeys, Refusal, Residency,
 };
 
 use crate::support::{BLOCK, Rig, at, config, keys, keys_in, prompt, tokens};
@@ -342,6 +342,27 @@ fn j3_j4_domains_do_not_meet_and_keys_alone_prove_nothing() {
     assert_eq!(rig.kv(&keys_in(b"bob", &prompt(1, 9))), 0);
     assert_eq!(rig.kv(&keys(&prompt(1, 9))), 0);
     assert_eq!(rig.kv(&keys_in(b"alice", &prompt(1, 9))), 8);
+}
+
+/// J4: an embedding engine's short keys collide; the block and the record under the key are replaced
+/// together, and neither request ever reads the other's.
+#[test]
+fn j4_an_equal_key_of_other_tokens_replaces_block_and_record_together() {
+    let mut rig = Rig::new(30, 2);
+    let forged = |seed: u32| {
+        let domain = keys(&[]).domain();
+        let all = [1, 2].map(ContentKey::from_raw).to_vec();
+        PromptKeys::with_keys(domain, crate::support::block(), prompt(seed, 9), all).unwrap()
+    };
+    let (a, b) = (forged(1), forged(2));
+    rig.publish(&a, 8);
+    assert_eq!((rig.kv(&b), rig.resumable(&b)), (0, 0), "an equal key proves nothing");
+    rig.fill(&b);
+    assert_eq!((rig.kv(&a), rig.kv(&b)), (0, 8));
+    assert_eq!(rig.resumable(&b), 0, "the record of other tokens went with their block");
+    assert_eq!(rig.plane.counters().fates().orphaned, 1);
+    rig.publish(&b, 8);
+    assert_eq!((rig.resumable(&a), rig.resumable(&b)), (0, 8));
 }
 
 /// K3: a miss for want of a checkpoint does not look like a miss of the prefix.
