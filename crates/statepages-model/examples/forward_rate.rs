@@ -54,6 +54,7 @@ fn main() {
     let clock = Instant::now();
     for (i, part) in ids.chunks(chunk).enumerate() {
         let batch = [SequenceChunk {
+            before: None,
             slot: SlotId::new(0),
             pages: &prompt,
             start: (i * chunk) as u32,
@@ -86,6 +87,7 @@ fn main() {
         for step in 0..DECODE_STEPS {
             let pieces: Vec<SequenceChunk<'_>> = (0..batch)
                 .map(|slot| SequenceChunk {
+                    before: None,
                     slot: SlotId::new(slot),
                     pages: &tables[slot as usize],
                     start: (tokens + step) as u32,

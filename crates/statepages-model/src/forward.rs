@@ -7,16 +7,18 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use statepages_copy::HostArena;
 use statepages_geometry::Dsv4Geometry;
+use statepages_page::SlotId;
 
-use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk};
+use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk, Span};
 use crate::choice::{Choices, OwnChoices};
 use crate::config::ModelConfig;
-use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
+use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
+use crate::kernel::matrix::Matrix;
 use crate::pass::{Core, Pass, PerThread};
 use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
-use crate::weights::Weights;
+use crate::weights::{DraftWeights, HyperWeights, Weights};
 
 /// Most tokens of a tile: enough rows to reuse a weight panel, few enough to stay in a core's
 /// cache.
@@ -61,6 +63,8 @@ pub struct Model {
     pool: rayon::ThreadPool,
     threads: usize,
     scratch: Scratch,
+    /// Spans of the forward whose residuals the scratch still holds, for a draft.
+    forwarded: Vec<(SlotId, u32, u32)>,
 }
 
 struct Scratch {
@@ -101,6 +105,7 @@ impl Model {
                 entry_rows: Rows32::default(),
                 window_rows: Rows32::default(),
             },
+            forwarded: Vec::new(),
         })
     }
 
@@ -153,7 +158,8 @@ impl Model {
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, scratch } = self;
+        let Self { core, pool, threads, scratch, forwarded } = self;
+        forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
         let share = plan.tokens.len().div_ceil(*threads);
         let tile_len = share.clamp(1, TILE_TOKENS);
@@ -162,7 +168,43 @@ impl Model {
             for layer in 0..core.weights.layers.len() {
                 scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena);
             }
-            scratch.head(core, &plan, tile_len, batch, out);
+            let (hyper, norm) = (&core.weights.hc_head, &core.weights.norm);
+            scratch.head(core, &plan, tile_len, (hyper, norm), batch, out);
+        });
+        forwarded.extend(plan.spans.iter().map(Span::place));
+        Ok(())
+    }
+
+    /// Computes the draft layer for the batch of the forward just before: its rows in the slots,
+    /// and draft logits of the wanted tokens, which foretell the token after next.
+    ///
+    /// `next` has the id of the token behind each chunk. A draft follows each forward at most once;
+    /// a request that wants drafts at all wants them after every one of its forwards, since each
+    /// writes rows that later ones read.
+    pub fn draft(
+        &mut self,
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        next: &[u32],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let Self { core, pool, threads, scratch, forwarded } = self;
+        let draft = core.weights.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
+        let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
+        let same = plan.spans.iter().map(Span::place).eq(forwarded.iter().copied());
+        if !same || next.len() != batch.len() {
+            return Err(ForwardError::NotForwarded);
+        }
+        let plan = plan.draft(&core.config, next)?;
+        forwarded.clear();
+        let share = plan.tokens.len().div_ceil(*threads);
+        let tile_len = share.clamp(1, TILE_TOKENS);
+        pool.install(|| {
+            scratch.start_draft(core, draft, &plan, tile_len);
+            let layer = core.weights.layers.len();
+            scratch.layer(&Pass::new(core, &plan, &OwnChoices, layer), tile_len, arena);
+            let head = (&draft.hc_head, &draft.norm[..]);
+            scratch.head(core, &plan, tile_len, head, batch, out);
         });
         Ok(())
     }
@@ -176,6 +218,14 @@ impl Scratch {
             .par_iter_mut()
             .zip(chunks)
             .for_each(|(tile, (i, tokens))| tile.start(core, tokens, i * tile_len));
+    }
+
+    fn start_draft(&mut self, core: &Core, draft: &DraftWeights, plan: &Plan<'_>, tile_len: usize) {
+        let works = &self.work;
+        let chunks = plan.tokens.par_chunks(tile_len);
+        self.tiles.par_iter_mut().zip(chunks).for_each(|(tile, tokens)| {
+            works.with(|work| tile.start_draft(core, draft, tokens, work));
+        });
     }
 
     fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena) {
@@ -201,12 +251,13 @@ impl Scratch {
         });
     }
 
-    /// Logits of the wanted tokens.
+    /// Logits of the wanted tokens, through the mixing and the norm of a head.
     fn head(
         &mut self,
         core: &Core,
         plan: &Plan<'_>,
         tile_len: usize,
+        (hyper, norm): (&HyperWeights, &[f32]),
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) {
@@ -219,7 +270,7 @@ impl Scratch {
             match chunk.logits {
                 LogitsWanted::None => {}
                 LogitsWanted::Last => wanted.push(end - 1),
-                LogitsWanted::All => wanted.extend(span.first..end),
+                LogitsWanted::All => wanted.extend(end - chunk.tokens.len()..end),
             }
             out.ends.push(wanted.len());
         }
@@ -235,7 +286,7 @@ impl Scratch {
                 }
                 let mut mixes = Vec::new();
                 let weights = &core.weights;
-                enter(core, &residual, &mut mixes, &weights.hc_head, &weights.norm, work);
+                enter(core, &residual, &mut mixes, hyper, norm, work);
                 gemm(
                     core.machine,
                     wanted.len(),

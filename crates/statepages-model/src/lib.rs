@@ -37,6 +37,7 @@ pub use config::{ConfigError, ModelConfig, Yarn};
 pub use flops::forward_flops;
 pub use forward::{Model, ModelError, RunOptions};
 pub use kernel::lanes::{Isa, IsaUnavailable};
+pub use kernel::matrix::MatrixData;
 pub use sampler::{DrawAt, SampleError, Sampling, SamplingError, SamplingOptions};
 pub use seeded::SeededTensors;
 pub use weights::{TensorSource, WeightError, Weights};

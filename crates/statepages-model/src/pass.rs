@@ -114,14 +114,16 @@ impl<'a> Pass<'a> {
         choices: &'a dyn Choices,
         layer: usize,
     ) -> Self {
+        let draft = core.weights.draft.as_ref().map(|draft| &draft.layer);
+        let weights = core.weights.layers.get(layer).or(draft);
         Self {
             core,
             plan,
             choices,
             layer,
-            weights: &core.weights.layers[layer],
+            weights: weights.expect("the layer exists"),
             cache: core.geometry.layers()[layer],
-            ratio: core.config.trunk_ratios()[layer],
+            ratio: core.config.cache.compress_ratios[layer],
         }
     }
 

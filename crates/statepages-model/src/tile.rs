@@ -13,14 +13,15 @@
 use crate::batch::Token;
 use crate::choice::{ChoiceAt, top_k};
 use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
-use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
+use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::hyper::{
     Gather, Mix, MixRule, Scatter, gather, mixes, residual_factors, scatter,
 };
+use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
-use crate::weights::{CompressorWeights, HyperWeights};
+use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
 #[derive(Debug, Default)]
@@ -117,6 +118,34 @@ impl Tile {
             let row = &core.weights.embed[token.id as usize * core.dims.hidden..];
             for _ in 0..core.dims.streams {
                 self.residual.extend_from_slice(&row[..core.dims.hidden]);
+            }
+        }
+    }
+
+    /// Turns the trunk's residuals into the draft layer's, given the id of the token behind each.
+    pub(crate) fn start_draft(
+        &mut self,
+        core: &Core,
+        draft: &DraftWeights,
+        tokens: &[Token],
+        work: &mut Work,
+    ) {
+        let (hidden, eps) = (core.dims.hidden, core.config.rms_norm_eps);
+        fit(&mut work.x, self.len * hidden);
+        for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
+            x.copy_from_slice(&core.weights.embed[token.id as usize * hidden..][..hidden]);
+        }
+        rms_norm(core.machine, &mut work.x, hidden, NormWeight::Each(&draft.enorm), eps);
+        project(core, self.len, &work.x, &draft.e_proj, &mut work.y);
+        let hnorm = NormWeight::Each(&draft.hnorm);
+        rms_norm(core.machine, &mut self.residual, hidden, hnorm, eps);
+        let rows = self.len * core.dims.streams;
+        project(core, rows, &self.residual, &draft.h_proj, &mut work.z);
+        std::mem::swap(&mut self.residual, &mut work.z);
+        let streams = self.residual.chunks_exact_mut(core.dims.streams * hidden);
+        for (streams, y) in streams.zip(work.y.chunks_exact(hidden)) {
+            for stream in streams.chunks_exact_mut(hidden) {
+                stream.iter_mut().zip(y).for_each(|(x, y)| *x += y);
             }
         }
     }

@@ -8,7 +8,7 @@ use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_con
 use proptest::prelude::*;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
-use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, Segment, SlotId};
+use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, SlotId};
 
 const NAN: [u8; 4] = [0xff, 0xff, 0xff, 0xff];
 /// 3.4e38 as f32, and as two bf16.
@@ -177,15 +177,7 @@ fn nobody_elses_memory_is_touched() {
 /// Copies what an image rule carries at `boundary`, by the layout's own words.
 fn carry(rig: &mut Rig, image: &ImageLayout, boundary: Boundary, from: SlotId, to: SlotId) {
     for segment in image.segments() {
-        let plane = usize::from(segment.plane());
-        let ranges: Vec<(u64, u64)> = match *segment {
-            Segment::Fixed { offset, len, .. } => vec![(offset, len)],
-            Segment::Ring { run, .. } => (0..run.rows)
-                .map(|row| (run.row_offset(row, boundary), u64::from(run.row_bytes)))
-                .collect(),
-        };
-        for (offset, len) in ranges {
-            let range = offset as usize..(offset + len) as usize;
+        for (plane, range) in harness::ranges(segment, boundary) {
             let bytes = rig.arena.slot(plane, from)[range.clone()].to_vec();
             rig.arena.slot_mut(plane, to)[range].copy_from_slice(&bytes);
         }

@@ -20,7 +20,14 @@ fn weights() -> Arc<Weights> {
 }
 
 fn chunk<'a>(tokens: &'a [u32], pages: &'a [PageId]) -> SequenceChunk<'a> {
-    SequenceChunk { slot: SlotId::new(1), pages, start: 0, tokens, logits: LogitsWanted::Last }
+    SequenceChunk {
+        slot: SlotId::new(1),
+        pages,
+        start: 0,
+        tokens,
+        before: None,
+        logits: LogitsWanted::Last,
+    }
 }
 
 #[test]

@@ -5,46 +5,14 @@
 //! run across `n`, never across `k`, so neither the tile shapes nor the row count can show.
 
 use super::lanes::{Kernel, LANES, Lanes, Machine};
+use super::matrix::{Column, Matrix};
 
 /// Elements of a dot product that one chain sums.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
 /// Vectors across `n` that lie side by side in a panel.
-const PANEL: usize = 2;
+pub(super) const PANEL: usize = 2;
 /// Columns of a panel.
-const WIDTH: usize = PANEL * LANES;
-
-/// A weight matrix of `n` outputs by `k` inputs, packed for [`gemm`].
-#[derive(Clone, Debug)]
-pub(crate) struct Matrix {
-    n: usize,
-    k: usize,
-    /// `[ceil(n / WIDTH)][k][PANEL][LANES]`, zero behind column `n`.
-    panels: Vec<[[f32; LANES]; PANEL]>,
-}
-
-impl Matrix {
-    /// Packs row-major `[n][k]` weights.
-    pub(crate) fn pack(n: usize, k: usize, weights: &[f32]) -> Self {
-        assert_eq!(weights.len(), n * k, "a matrix has n * k weights");
-        let mut panels = vec![[[0.0; LANES]; PANEL]; n.div_ceil(WIDTH) * k];
-        for (row, weights) in weights.chunks_exact(k).enumerate() {
-            let panel = &mut panels[row / WIDTH * k..][..k];
-            let column = row % WIDTH;
-            for (to, &w) in panel.iter_mut().zip(weights) {
-                to[column / LANES][column % LANES] = w;
-            }
-        }
-        Self { n, k, panels }
-    }
-
-    pub(crate) fn outputs(&self) -> usize {
-        self.n
-    }
-
-    pub(crate) fn inputs(&self) -> usize {
-        self.k
-    }
-}
+pub(super) const WIDTH: usize = PANEL * LANES;
 
 /// Rows of a row-major matrix: row `i` starts at `i * stride`.
 #[derive(Clone, Copy)]
@@ -74,10 +42,11 @@ struct Gemm<'a> {
 impl Kernel for Gemm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self, l: L) {
-        let (k, panels) = (self.w.k, self.w.n.div_ceil(WIDTH));
+        let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
+        let (w, mut scratch) = (self.w, Vec::new());
         for panel in 0..panels {
             for k0 in (0..k).step_by(BLOCK) {
-                let b = &self.w.panels[panel * k + k0..][..BLOCK.min(k - k0)];
+                let b = w.block(panel, k0, &mut scratch);
                 let mut row = 0;
                 while row < self.rows {
                     row += match self.rows - row {
@@ -102,7 +71,7 @@ impl Gemm<'_> {
         row: usize,
         panel: usize,
         k0: usize,
-        b: &[[[f32; LANES]; PANEL]],
+        b: &[Column],
     ) -> usize {
         if L::WIDE {
             self.wide::<L, R>(l, row, panel, k0, b)
@@ -119,7 +88,7 @@ impl Gemm<'_> {
         row: usize,
         panel: usize,
         k0: usize,
-        b: &[[[f32; LANES]; PANEL]],
+        b: &[Column],
     ) -> usize {
         let a = self.inputs::<R>(row, k0, b.len());
         let mut sums = [[l.splat(0.0); PANEL]; R];
@@ -147,7 +116,7 @@ impl Gemm<'_> {
         row: usize,
         panel: usize,
         k0: usize,
-        b: &[[[f32; LANES]; PANEL]],
+        b: &[Column],
     ) -> usize {
         for i in 0..PANEL {
             let a = self.inputs::<R>(row, k0, b.len());
@@ -177,10 +146,10 @@ impl Gemm<'_> {
     /// Adds the sum of the block at `k0` to sixteen outputs of a row.
     #[inline(always)]
     fn put<L: Lanes>(&mut self, l: L, row: usize, column: usize, k0: usize, sum: L::V) {
-        if column >= self.w.n {
+        if column >= self.w.outputs() {
             return;
         }
-        let to = &mut self.c.data[row * self.c.stride..][..self.w.n][column..];
+        let to = &mut self.c.data[row * self.c.stride..][..self.w.outputs()][column..];
         if let Some(to) = to.first_chunk_mut::<LANES>() {
             let sum = if k0 == 0 { sum } else { l.add(l.load(to), sum) };
             l.store(to, sum);
@@ -198,6 +167,7 @@ impl Gemm<'_> {
 mod tests {
     use super::*;
     use crate::Isa;
+    use crate::kernel::matrix::MatrixData;
 
     /// The definition, word by word.
     fn naive(a: &[f32], w: &[f32]) -> f32 {
@@ -207,6 +177,38 @@ mod tests {
             total = if block == 0 { sum } else { total + sum };
         }
         total
+    }
+
+    #[test]
+    fn formats_differ_in_no_bit() {
+        let (n, k, rows) = (200, 320, 5);
+        let a: Vec<f32> = (0..rows * k).map(|i| ((i * 31) % 97) as f32 / 48.0 - 1.0).collect();
+        let bytes = |n: usize, step: usize, below: usize| -> Vec<u8> {
+            (0..n).map(|i| ((i * step) % below) as u8).collect()
+        };
+        let exponents = |n| bytes(n, 7, 9).into_iter().map(|e| 120 + e).collect::<Vec<u8>>();
+        let halves = |i| ((i * 97) % 251 + 0x3e80) as u16;
+        for data in [
+            MatrixData::Bf16((0..n * k).map(halves).collect()),
+            MatrixData::Fp8 { codes: bytes(n * k, 11, 0x7f), scales: exponents(2 * 3) },
+            MatrixData::Fp4 { codes: bytes(n * k / 2, 53, 256), scales: exponents(n * k / 32) },
+        ] {
+            let plain = data.expand(n, k);
+            for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+                let Ok(machine) = Machine::new(isa) else { continue };
+                let product = |w: &Matrix| {
+                    let mut c = vec![f32::NAN; rows * n];
+                    let (a, c_rows) = (Rows { data: &a, stride: k }, &mut c[..]);
+                    gemm(machine, rows, a, w, RowsMut { data: c_rows, stride: n });
+                    c
+                };
+                let want = product(&Matrix::pack(n, k, &plain));
+                assert_eq!(product(&Matrix::new(n, k, &data)), want, "{isa:?}");
+                let half = data.rows(n, k, 128, 72);
+                assert_eq!(half.expand(72, k), plain[128 * k..]);
+                assert_eq!(data.rows(n, k, 40, 60).expand(60, k), plain[40 * k..100 * k]);
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its share")]
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use statepages_copy::HostArena;
@@ -11,7 +12,7 @@ use statepages_geometry::{
 use statepages_model::{
     Choices, Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SequenceChunk, Weights,
 };
-use statepages_page::{ImageRule, PageId, Pages, SlotId};
+use statepages_page::{Boundary, ImageRule, PageId, Pages, Segment, SlotId};
 
 pub(crate) const PAGES: u32 = 24;
 pub(crate) const SLOTS: u32 = 6;
@@ -192,7 +193,20 @@ fn chunk<'a>(piece: &Piece<'a>) -> SequenceChunk<'a> {
         pages: piece.pages,
         start: piece.start as u32,
         tokens: piece.tokens,
+        before: None,
         logits: LogitsWanted::All,
+    }
+}
+
+/// Plane and bytes of every range of a segment at a boundary.
+pub(crate) fn ranges(segment: &Segment, boundary: Boundary) -> Vec<(usize, Range<usize>)> {
+    let plane = usize::from(segment.plane());
+    let range = |offset: u64, len: u64| (plane, offset as usize..(offset + len) as usize);
+    match *segment {
+        Segment::Fixed { offset, len, .. } => vec![range(offset, len)],
+        Segment::Ring { run, .. } => (0..run.rows)
+            .map(|row| range(run.row_offset(row, boundary), u64::from(run.row_bytes)))
+            .collect(),
     }
 }
 
