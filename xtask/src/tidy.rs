@@ -14,6 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("statepages-store", &["statepages-page"]),
     ("statepages-copy", &["statepages-page"]),
     ("statepages-model", &["statepages-page", "statepages-geometry", "statepages-copy"]),
+    ("statepages-weights", &["statepages-geometry", "statepages-model"]),
     (
         "statepages-engine",
         &[
@@ -33,6 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "statepages-copy",
             "statepages-model",
             "statepages-engine",
+            "statepages-weights",
         ],
     ),
     ("xtask", &[]),

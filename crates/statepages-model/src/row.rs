@@ -141,7 +141,9 @@ impl RowFormat {
             (Self::Fp8Scaled, _) => {
                 let mut scale = [0.0];
                 load_f32(bytes, &mut scale);
-                row.iter_mut().for_each(|x| *x *= scale[0]);
+                for x in row {
+                    *x *= scale[0];
+                }
             }
             (Self::Fp4Scaled, 0) => {
                 assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
@@ -152,7 +154,9 @@ impl RowFormat {
             (Self::Fp4Scaled, _) => {
                 for (group, scale) in row.chunks_exact_mut(FP4_GROUP).zip(bytes) {
                     let by = e8m0_to_f32(*scale);
-                    group.iter_mut().for_each(|x| *x *= by);
+                    for x in group {
+                        *x *= by;
+                    }
                 }
             }
         }

@@ -14,12 +14,14 @@
 
 mod config;
 mod error;
+mod form;
 mod header;
 mod memory;
 mod source;
 mod write;
 
 pub use error::OpenError;
+pub use form::{RoundedTensors, WeightForm};
 pub use memory::available_memory;
 pub use source::Published;
-pub use write::{WeightForm, WriteError, write_published};
+pub use write::{WriteError, write_published};

@@ -1,23 +1,25 @@
-//! The built-in engine: seeded weights, host memory, and the fault that the demo can put in.
+//! The command's engine: built-in or published weights, host memory, and the fault that the demo can put in.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use statepages_engine::{
     CpuRunner, Engine, EngineParts, RawLimits, RemoteState, RunError, Runner, StartupFacts,
     StepBatch, StepResult,
 };
-use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
+use statepages_geometry::{CacheOptions, Dsv4Geometry};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
 use statepages_page::{BlockSize, PageId, Pages, SlotId};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
     ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
 };
+use statepages_weights::{Published, available_memory};
 
-use crate::args::{EngineArgs, Fault, ForwardKv};
+use crate::args::{EngineArgs, Fault, Indexer, Kv};
+use crate::tokens;
 
 /// Tokens of a block: the grid of boundaries.
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
@@ -37,15 +39,17 @@ pub(crate) fn threads(args: &EngineArgs) -> usize {
 
 /// The engine that the flags ask for.
 pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
-    let config = ModelConfig::demo();
-    let (kv, indexer) = match args.kv {
-        ForwardKv::Bf16 => (KvFormat::Bf16, IndexerFormat::Bf16),
-        ForwardKv::F32 => (KvFormat::F32, IndexerFormat::F32),
-    };
+    let (weights, model_revision) = weights(args)?;
+    let config = weights.config().clone();
+    let indexer = args.indexer.unwrap_or(match args.kv {
+        Kv::Fp8 => Indexer::Fp8,
+        Kv::Bf16 => Indexer::Bf16,
+        Kv::F32 => Indexer::F32,
+    });
     let block = statepages_geometry::BLOCK_TOKENS;
     let options = CacheOptions {
-        kv,
-        indexer,
+        kv: args.kv.into(),
+        indexer: indexer.into(),
         draft_tokens: 0,
         block,
         dcp_world_size: 1,
@@ -53,9 +57,8 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
     };
     let geometry = Dsv4Geometry::new(&config.cache, &options)?;
     let control = control(args, &geometry, block)?;
-    let weights = Arc::new(Weights::seeded(&config, args.weights_seed)?);
     let threads = NonZeroUsize::new(threads(args)).expect("no machine has no core");
-    let model = Model::new(weights, &geometry, RunOptions { isa: Isa::Auto, threads })?;
+    let model = Model::new(Arc::new(weights), &geometry, RunOptions { isa: Isa::Auto, threads })?;
     let runner = CpuRunner::new(model, geometry.layout(), Pages::new(args.pages), args.max_seqs)?;
     let parts = EngineParts {
         control,
@@ -63,16 +66,35 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
             max_num_batched_tokens: u64::from(args.max_batched_tokens),
             max_num_seqs: u64::from(args.max_seqs),
             max_in_flight: 1,
-            max_model_len: MODEL_LEN_MAX,
+            max_model_len: MODEL_LEN_MAX.min(u64::from(config.max_position_embeddings)),
             vocab: u64::from(config.vocab_size),
             waiting_max: u64::from(u32::MAX),
             batch_failures_max: 1,
             load_steps_max: 0,
         },
-        model_revision: format!("demo-{}", args.weights_seed),
+        model_revision,
         layout: Some(geometry.layout().id.clone()),
     };
     Ok(Engine::new(parts, DemoRunner { inner: runner, fault })?)
+}
+
+/// The model that the flags name, and what tells its weights from others'.
+fn weights(args: &EngineArgs) -> Result<(Weights, String)> {
+    let Some(directory) = &args.model else {
+        let weights = Weights::seeded(&ModelConfig::demo(), args.weights_seed)?;
+        return Ok((weights, format!("demo-{}", args.weights_seed)));
+    };
+    let published = Published::open(directory, available_memory())
+        .with_context(|| format!("--model: {}", directory.display()))?;
+    let vocab = published.config().vocab_size;
+    if vocab <= tokens::END_OF_TEXT {
+        let expected = tokens::END_OF_TEXT + 1;
+        bail!("--model: vocab_size: expected at least {expected} for byte tokens, got {vocab}");
+    }
+    let memory = published.memory();
+    let weights = published.load().with_context(|| format!("--model: {}", directory.display()))?;
+    tracing::info!("weights of {} take {memory} bytes", directory.display());
+    Ok((weights, format!("published-{}", directory.display())))
 }
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
