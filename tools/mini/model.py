@@ -34,12 +34,14 @@ class Fault:
 
 @dataclass
 class Run:
-    """How one forward is executed. `taps` receives the index scores and choices by layer when it is a dict."""
+    """How one forward is executed. `rows`: the format of cached rows, 'exact' | 'bf16' | 'fp8' (the two-plane row, and fp8
+    index rows); every query reads rounded rows, those of its own chunk too. `taps` receives the index scores and choices by layer when it is a dict."""
 
     dtype: torch.dtype
     sparse: bool
     teach: int | None = None
     exact_ties: bool = False
+    rows: str = "exact"
     fault: Fault | None = None
     taps: dict | None = None
     divergence: list = field(default_factory=list)
@@ -58,13 +60,14 @@ def piece(function):
 def compile_pieces():
     """Replaces the pieces by compiled ones. The number of tokens of a batch is part of the compiled code, so it should
     stay the same over a run; the number of entries may change: it is the last dimension of the arguments in GROWING."""
-    torch._dynamo.config.cache_size_limit = 64
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
 
     def growing(compiled, arguments):
         def call(*args):
             for i in arguments:
                 if args[i] is not None:
-                    torch._dynamo.mark_dynamic(args[i], args[i].ndim - 1)
+                    torch._dynamo.maybe_mark_dynamic(args[i], args[i].ndim - 1)
             return compiled(*args)
 
         return call
@@ -108,6 +111,26 @@ def inverse_frequencies(cfg, ratio):
     low, high = max(math.floor(turns(yarn["beta_fast"])), 0), min(math.ceil(turns(yarn["beta_slow"])), dr - 1)
     smooth = 1 - ((i - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     return f / yarn["factor"] * (1 - smooth) + f * smooth
+
+
+def fp8_groups(x, size, least):
+    """Round trip through e4m3 with one power-of-two scale per `size` columns."""
+    groups = x.unflatten(-1, (-1, size))
+    amax = groups.abs().amax(-1, keepdim=True)
+    scale = torch.exp2(torch.ceil(torch.log2((amax / 448).clamp(min=least))))
+    return ((groups / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale).flatten(-2)
+
+
+def cached(row, run, rotated):
+    """A row as its cache gives it back. `rotated`: how many columns at the end stay bf16; 0 for an index row."""
+    if run.rows == "exact":
+        return row
+    if run.rows == "bf16":
+        return row.bfloat16().to(row.dtype)
+    assert run.rows == "fp8", run.rows
+    if rotated == 0:
+        return fp8_groups(row, row.shape[-1], 1e-4 / 448)
+    return torch.cat([fp8_groups(row[..., :-rotated], 64, 1e-4), row[..., -rotated:].bfloat16().to(row.dtype)], -1)
 
 
 # ------------------------------------------------------------------------------------------------ hyper-connections
@@ -228,13 +251,14 @@ def attention(x, w, pre, cfg, layer, tables, run):
     cos, sin = tables.tokens(ratio)
     qr, q, kv = attention_inputs(x, w[pre + "wq_a.weight"], w[pre + "q_norm.weight"], w[pre + "wq_b.weight"], w[pre + "wkv.weight"],
                                  w[pre + "kv_norm.weight"], cos, sin, heads, eps, run.dtype)
-    d = kv.shape[-1]
+    d, kv = kv.shape[-1], cached(kv, run, cfg["qk_rope_head_dim"])
     blocks = kv.unflatten(0, (batch, -1, WINDOW_BLOCK))
     keys = torch.cat([previous(blocks, 0.0, run, WINDOW_BLOCK), blocks], 2).flatten(0, 1)
     raw_window = (q.reshape(len(keys), -1, d) @ keys.mT).view(len(x), heads, -1)
     entries = raw_entries = chosen = None
     if ratio:
         entries = compress(x, w, pre + "compressor.", ratio, tables, eps, run).to(run.dtype)
+        entries = cached(entries, run, cfg["qk_rope_head_dim"])
         raw_entries = (q.reshape(batch, -1, d) @ entries.mT).view(len(x), heads, -1)
     if ratio == 4:
         chosen = index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries)
@@ -293,7 +317,7 @@ def index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries):
     cos, sin = tables.tokens(4)
     with torch.set_grad_enabled(torch.is_grad_enabled() and run.teach is not None):
         q, weights = index_query(x, qr, w[pre_index + "wq_b.weight"], w[pre_index + "weights_proj.weight"], cos, sin, heads, run.dtype)
-        keys = compress(x, w, pre_index + "compressor.", 4, tables, eps, run).to(run.dtype)
+        keys = cached(compress(x, w, pre_index + "compressor.", 4, tables, eps, run).to(run.dtype), run, 0)
     if run.teach is not None:
         scores = index_scores(q, weights, keys, tables, run.teach)
         seen = [every(t, tables, run.teach) for t in (raw_window.detach(), raw_entries.detach(), tables.teach_weight, tables.position)]
@@ -403,9 +427,9 @@ def forward(tokens, w, cfg, tables, run):
 
 
 # ------------------------------------------------------------------------------------------------ first weights
-def initial_weights(cfg, seed):
+def initial_weights(cfg, seed, local=True):
     """Float32 weights on the CPU. Output projections are damped, residual streams start nearly separate, and eight
-    columns of the embedding are constant, which gives every linear map a bias."""
+    columns of the embedding are constant, which gives every linear map a bias. `local`: see `look_near`."""
     g = torch.Generator().manual_seed(seed)
     D, H, d, E, I, m, V = (cfg[k] for k in ("hidden_size", "num_attention_heads", "head_dim", "n_routed_experts", "moe_intermediate_size", "hc_mult", "vocab_size"))
     w = {}
@@ -457,4 +481,22 @@ def initial_weights(cfg, seed):
         w[f + "experts.w1"], w[f + "experts.w3"] = normal(E, I, D, k=D**-0.5), normal(E, I, D, k=D**-0.5)
         w[f + "experts.w2"] = normal(E, D, I, k=0.3 * I**-0.5)
         linear(f + "shared_experts.w1", I, D), linear(f + "shared_experts.w2", D, I, k=0.3), linear(f + "shared_experts.w3", I, D)
+    if local:
+        look_near(w, cfg)
     return w
+
+
+def look_near(w, cfg):
+    """Lets all heads of the first layer but one start by looking 1, 2, 3, ... tokens back. With random weights a window of 128
+    tokens is averaged, so that what stands beside a word drowns; the constant columns of the embedding give query and key a
+    constant part in the faster half of the rotated dimensions, whose product peaks at the wanted distance."""
+    dr, d = cfg["qk_rope_head_dim"], cfg["head_dim"]
+    frequencies = inverse_frequencies(cfg, 0)[: dr // 4].float()
+    p = "layers.0.attn."
+    w[p + "wkv.weight"][d - dr : d - dr // 2 : 2, :8] += 2.5 / 8
+    w[p + "wq_a.weight"][0], w[p + "wq_b.weight"][:, 0] = 0.0, 0.0
+    w[p + "wq_a.weight"][0, :8] = 1 / 8
+    for h in range(cfg["num_attention_heads"] - 1):
+        turn = (h + 1) * frequencies
+        rows = w[p + "wq_b.weight"][h * d + d - dr : h * d + d - dr // 2]
+        rows[0::2, 0], rows[1::2, 0] = 8.0 * torch.cos(turn), -8.0 * torch.sin(turn)

@@ -5,18 +5,20 @@ conversation; `below(n)` is the high 32 bits of the next output times n, shifted
 the order in which the code below makes them, and every choice is an index into a list of the world file or into a
 list of candidates kept in order of first appearance (names and berths: cast or file order).
 
-What a line can be (weights of 100):
+A conversation opens with OPENING facts. What a line can be after that (weights of 100):
   fact 19      one of 64 (name, attribute) pairs of the cast gets a value of two words, once and for all;
   log 30       a watcher logs a new code of two words. A watcher logs again only GAP tokens later, so the last 127
                tokens hold at most one code of a name, while the history holds many that contradict it;
   berth 22     a berth gets a new guest, under the same rule;
   filler 15    prose, some of it about names of the cast;
   pad 2        "and so on", of a random length;
-  exchange 12  a question with its answer, of one of three kinds with equal chance:
+  exchange 12  a question with its answer, of one of four kinds with equal chance:
                window   the code of a name, logged at most NEAR tokens before the question;
                history  a fact stated at least FAR tokens before the question;
-               across   the berth's guest stands in the window, the guest's fact at least FAR tokens back.
-A line that finds no candidate becomes filler.
+               across   the berth's guest stands in the window, the guest's fact at least FAR tokens back;
+               guest    the guest of a berth settled at most NEAR tokens before the question.
+A line that finds no candidate becomes filler. A drill has the same lines in other weights (DRILL), with many more
+questions: the first lessons are short texts of this kind.
 
 An evaluation prompt is a conversation of exactly `boundary` tokens, padded to it, and then one question which nothing
 before has asked. All that the answer needs stands before the boundary, and the question after it.
@@ -26,9 +28,11 @@ from vocabulary import Vocabulary
 
 MASK = (1 << 64) - 1
 GAP, NEAR, FAR = 130, 85, 140
-CAST, WATCHERS = 24, 12
+CAST, WATCHERS, OPENING = 24, 12, 6
+# Rolls below these bounds give a fact, a log, a berth, filler, a pad; the rest up to 100 a question.
+USUAL, DRILL = (19, 49, 71, 86, 88), (12, 32, 46, 53, 55)
 LONGEST_LINE = 24
-REST, WINDOW, HISTORY, ACROSS = 0, 1, 2, 3
+REST, WINDOW, HISTORY, ACROSS, GUEST = 0, 1, 2, 3, 4
 KINDS = {WINDOW: "window", HISTORY: "history", ACROSS: "across"}
 EVALUATION_SEED = 0xE7A1 << 48
 BOUNDARIES = [2816, 3072, 3328, 3584, 3840, 4096, 4352, 4608]
@@ -172,42 +176,48 @@ class Conversation:
             self.say(templates["ask_history"][0], attr=self.world.attributes[fact.attr], name=fact.name)
         else:
             near = [b for b in self.world.berths if b in self.guests and self.guests[b][1] >= here - NEAR
-                    and old(self.facts_of.get(self.guests[b][0], []))]
+                    and (kind == GUEST or old(self.facts_of.get(self.guests[b][0], [])))]
             if not near:
                 return False
             berth = self.pick(near)
+            if kind == GUEST:
+                self.say(templates["ask_guest"][0], berth=berth)
+                return self.answer(kind, self.guests[berth][0], None)
             fact = self.pick(old(self.facts_of[self.guests[berth][0]]))
             self.say(templates["ask_across"][0], attr=self.world.attributes[fact.attr], berth=berth)
         fact.asked, self.source = True, fact.value
         return self.answer(kind, fact.adj, fact.noun)
 
     def answer(self, kind, one, two):
-        self.say(self.world.templates["answer"][0], one=one, two=two)
-        self.marks[-3:-1] = [kind, kind]
+        words = [one] if two is None else [one, two]
+        self.tokens += [*words, self.world.stop]
+        self.marks += [kind] * len(words) + [REST]
         return True
 
     # ------------------------------------------------------------------------------------------ whole texts
-    def line(self):
-        roll = self.rng.below(100)
-        if roll < 19:
+    def line(self, weights):
+        if len(self.facts) < OPENING:
+            return self.state_fact()
+        roll, (fact, log, berth, filler, pad) = self.rng.below(100), weights
+        if roll < fact:
             self.state_fact()
-        elif roll < 49:
+        elif roll < log:
             self.log_code()
-        elif roll < 71:
+        elif roll < berth:
             self.settle_guest()
-        elif roll < 86:
+        elif roll < filler:
             self.fill()
-        elif roll < 88:
+        elif roll < pad:
             self.pad(2 + self.rng.below(LONGEST_LINE - 2))
-        elif not self.ask(1 + self.rng.below(3), fresh=False):
+        elif not self.ask(1 + self.rng.below(4), fresh=False):
             self.fill()
 
 
-def training_text(world, seed, length):
+def training_text(world, seed, length, drill):
     """(tokens, marks), both of exactly `length`."""
     talk = Conversation(world, seed)
     while len(talk.tokens) < length:
-        talk.line()
+        talk.line(DRILL if drill else USUAL)
     return talk.tokens[:length], talk.marks[:length]
 
 
@@ -220,7 +230,7 @@ def evaluation_prompt(world, index):
     boundary = BOUNDARIES[SplitMix64(seed ^ MASK).below(len(BOUNDARIES))]
     talk = Conversation(world, seed)
     while len(talk.tokens) < boundary - LONGEST_LINE:
-        talk.line()
+        talk.line(USUAL)
     talk.pad(boundary - len(talk.tokens))
     kind = 1 + index % 3
     if not talk.ask(kind, fresh=True):
