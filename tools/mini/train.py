@@ -11,9 +11,11 @@ accuracy on unseen texts. Writes `weights-*.safetensors` (float32, each under 16
 import argparse
 import collections
 import json
+import math
 import multiprocessing
 import os
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +28,25 @@ from optim import Optimiser
 from vocabulary import load_world
 
 TOKENS = 38912
-STAGES = [(512, False, True), (1024, False, False), (2048, False, False), (4864, True, False)]
-PASS = 0.97
 RECENT = 12
+
+
+class Stage(NamedTuple):
+    """Texts of one length. A stage ends when all three accuracies reach `enough`, or after `most` steps if that is given."""
+
+    length: int
+    sparse: bool
+    texts: str
+    enough: float
+    most: int | None
+
+
+STAGES = [
+    Stage(512, False, "drill", 0.95, None),
+    Stage(1024, False, "mixed", 0.95, 400),
+    Stage(2048, False, "mixed", 0.95, 600),
+    Stage(4864, True, "mixed", 2.0, None),
+]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -38,8 +56,9 @@ def start_worker(path):
     WORLD = worldgen.World(load_world(path))
 
 
-def make_batch(seed, batch, length, drill):
-    texts = [worldgen.training_text(WORLD, seed + i, length, drill) for i in range(batch)]
+def make_batch(seed, batch, length, texts):
+    drill = {"usual": lambda i: False, "drill": lambda i: True, "mixed": lambda i: i % 2 == 0}[texts]
+    texts = [worldgen.training_text(WORLD, seed + i, length, drill(i)) for i in range(batch)]
     return np.array([t for t, _ in texts], np.int16), np.array([m for _, m in texts], np.uint8)
 
 
@@ -91,7 +110,7 @@ class Trainer:
         """Buffers and tables of a stage. Steps of one stage have one shape, so that they can be captured and replayed."""
         self.stage, self.in_stage = stage, 0
         self.recent = collections.deque(maxlen=RECENT)
-        self.length, self.sparse, self.drill = STAGES[stage]
+        self.length, self.sparse = STAGES[stage].length, STAGES[stage].sparse
         self.batch = TOKENS // self.length
         self.tables = model.Tables(self.cfg, self.batch, self.length, self.device, torch.float32)
         self.buffers = [torch.zeros(self.batch, self.length, dtype=torch.long, device=self.device) for _ in range(2)]
@@ -120,7 +139,7 @@ class Trainer:
             self.stats.copy_(torch.cat([torch.stack([answers, rest, taught]), kinds.flatten().float()]))
 
     def train_step(self, scale):
-        for buffer, array in zip(self.buffers, self.feed.next(self.batch, self.length, self.drill)):
+        for buffer, array in zip(self.buffers, self.feed.next(self.batch, self.length, STAGES[self.stage].texts)):
             buffer.copy_(torch.from_numpy(array))
         self.optimiser.set_scale(scale)
         phase = self.step % 4
@@ -157,14 +176,15 @@ class Trainer:
                 self.recent.extend(torch.stack(waiting).cpu().numpy())
                 waiting = []
                 accuracy = self.accuracy()
-                if self.step % 50 == 0:
+                if self.step % 100 == 0:
                     mean = np.mean([r[:3] for r in self.recent], 0)
                     row = {"seed": self.seed, "step": self.step, "tokens": self.tokens, "length": self.length, "seconds": round(time.time() - begun, 1),
                            "answers": round(float(mean[0]), 4), "rest": round(float(mean[1]), 4), "index": round(float(mean[2]), 4),
                            "window": round(float(accuracy[0]), 4), "history": round(float(accuracy[1]), 4), "across": round(float(accuracy[2]), 4)}
                     self.curve.append(row)
                     self.log(row)
-                if self.in_stage >= 30 and accuracy.min() >= PASS and self.stage + 1 < len(STAGES):
+                done = accuracy.min() >= STAGES[self.stage].enough or self.in_stage >= (STAGES[self.stage].most or math.inf)
+                if self.in_stage >= 30 and done and self.stage + 1 < len(STAGES):
                     self.enter(self.stage + 1)
 
     def score(self):

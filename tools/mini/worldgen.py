@@ -18,7 +18,7 @@ A conversation opens with OPENING facts. What a line can be after that (weights 
                across   the berth's guest stands in the window, the guest's fact at least FAR tokens back;
                guest    the guest of a berth settled at most NEAR tokens before the question.
 A line that finds no candidate becomes filler. A drill has the same lines in other weights (DRILL), with many more
-questions: the first lessons are short texts of this kind.
+questions, the across kind twice as often as the others: the first lessons are short texts of this kind.
 
 An evaluation prompt is a conversation of exactly `boundary` tokens, padded to it, and then one question which nothing
 before has asked. All that the answer needs stands before the boundary, and the question after it.
@@ -29,8 +29,9 @@ from vocabulary import Vocabulary
 MASK = (1 << 64) - 1
 GAP, NEAR, FAR = 130, 85, 140
 CAST, WATCHERS, OPENING = 24, 12, 6
-# Rolls below these bounds give a fact, a log, a berth, filler, a pad; the rest up to 100 a question.
-USUAL, DRILL = (19, 49, 71, 86, 88), (12, 32, 46, 53, 55)
+# Rolls below the first five numbers give a fact, a log, a berth, filler, a pad; the rest up to 100 a question, whose kind is one of the list.
+USUAL = (19, 49, 71, 86, 88), (1, 2, 3, 4)
+DRILL = (12, 32, 46, 53, 55), (1, 2, 3, 3, 4)
 LONGEST_LINE = 24
 REST, WINDOW, HISTORY, ACROSS, GUEST = 0, 1, 2, 3, 4
 KINDS = {WINDOW: "window", HISTORY: "history", ACROSS: "across"}
@@ -198,7 +199,8 @@ class Conversation:
     def line(self, weights):
         if len(self.facts) < OPENING:
             return self.state_fact()
-        roll, (fact, log, berth, filler, pad) = self.rng.below(100), weights
+        (fact, log, berth, filler, pad), kinds = weights
+        roll = self.rng.below(100)
         if roll < fact:
             self.state_fact()
         elif roll < log:
@@ -209,7 +211,7 @@ class Conversation:
             self.fill()
         elif roll < pad:
             self.pad(2 + self.rng.below(LONGEST_LINE - 2))
-        elif not self.ask(1 + self.rng.below(4), fresh=False):
+        elif not self.ask(self.pick(kinds), fresh=False):
             self.fill()
 
 
