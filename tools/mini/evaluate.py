@@ -1,6 +1,6 @@
 """Measures dsv4-mini on prompts that training never saw.
 
-    python evaluate.py --model DIR [--prompts 522] [--rows exact,bf16,fp8] [--faults] [--out FILE]
+    python evaluate.py --model DIR [--prompts 522] [--rows exact,bf16,fp8] [--faults empty,other,older] [--out FILE]
 
 DIR holds config.json, world.json and model.safetensors (or `--weights DIR` of train.py, which is quantised first, so
 that the published form is what is measured). Everything runs in float32, ties in the index go to the lower entry.
@@ -98,7 +98,7 @@ def main():
     a.add_argument("--weights")
     a.add_argument("--prompts", type=int, default=522)
     a.add_argument("--rows", default="exact")
-    a.add_argument("--faults", action="store_true")
+    a.add_argument("--faults", default="")
     a.add_argument("--workers", type=int, default=12)
     a.add_argument("--out")
     args = a.parse_args()
@@ -112,7 +112,7 @@ def main():
         stored = publish.read_safetensors(f"{args.model}/model.safetensors")
     w = {k: v.to(device) for k, v in publish.restored(stored).items()}
     runs = [(rows, None) for rows in args.rows.split(",")]
-    runs += [(runs[0][0], fault) for fault in ("empty", "other", "older")] if args.faults else []
+    runs += [(runs[0][0], fault) for fault in args.faults.split(",") if fault]
     results = []
     for rows, fault in runs:
         began = time.time()

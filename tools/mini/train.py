@@ -32,7 +32,7 @@ RECENT = 12
 
 
 class Stage(NamedTuple):
-    """Texts of one length. A stage ends when all three accuracies reach `enough`, or after `most` steps if that is given."""
+    """Texts of one length. A stage ends when all four accuracies reach `enough`, or after `most` steps if that is given."""
 
     length: int
     sparse: bool
@@ -88,7 +88,7 @@ def losses(logits, targets, marks):
     hit = (logits.argmax(-1) == targets) & (marks > 0)
     whole = hit & hit.roll(-1, 0) & (marks == marks.roll(-1, 0))
     first = (marks > 0) & (marks.roll(1, 0) != marks) & (marks.roll(-1, 0) == marks)
-    kinds = torch.stack([torch.stack([(whole & first & (marks == k)).sum(), (first & (marks == k)).sum()]) for k in (1, 2, 3)])
+    kinds = torch.stack([torch.stack([(whole & first & (marks == k)).sum(), (first & (marks == k)).sum()]) for k in (1, 2, 3)] + [torch.stack([(hit & (marks == 4)).sum(), (marks == 4).sum()])])
     return (each * answer).sum() / answer.sum().clamp(min=1), (each * (1 - answer)).sum() / (1 - answer).sum(), kinds
 
 
@@ -103,7 +103,7 @@ class Trainer:
                 tensor.requires_grad_()
         self.optimiser = Optimiser(self.w, cfg["o_groups"], rate)
         self.step, self.tokens, self.curve = 0, 0, []
-        self.stats = torch.zeros(9, device=device)
+        self.stats = torch.zeros(11, device=device)
         self.enter(stage)
 
     def enter(self, stage):
@@ -164,11 +164,11 @@ class Trainer:
             self.graphs = None
 
     def accuracy(self):
-        total = np.sum([r[3:] for r in self.recent], 0).reshape(3, 2)
+        total = np.sum([np.zeros(8)] + [r[3:] for r in self.recent], 0).reshape(4, 2)
         return total[:, 0] / np.maximum(total[:, 1], 1)
 
-    def train(self, until, scale_at):
-        """Trains until the clock says `until`; scale_at(seconds) is the rate's factor."""
+    def train(self, until, last_from, scale_at):
+        """Trains until the clock says `until`, in the last stage from `last_from` on; scale_at(seconds) is the rate's factor."""
         waiting, begun = [], time.time()
         while time.time() < until:
             waiting.append(self.train_step(scale_at(time.time()) * min(1.0, (self.step + 1) / 40)))
@@ -176,16 +176,19 @@ class Trainer:
                 self.recent.extend(torch.stack(waiting).cpu().numpy())
                 waiting = []
                 accuracy = self.accuracy()
-                if self.step % 100 == 0:
+                if self.step % 50 == 0:
                     mean = np.mean([r[:3] for r in self.recent], 0)
                     row = {"seed": self.seed, "step": self.step, "tokens": self.tokens, "length": self.length, "seconds": round(time.time() - begun, 1),
                            "answers": round(float(mean[0]), 4), "rest": round(float(mean[1]), 4), "index": round(float(mean[2]), 4),
-                           "window": round(float(accuracy[0]), 4), "history": round(float(accuracy[1]), 4), "across": round(float(accuracy[2]), 4)}
+                           "window": round(float(accuracy[0]), 4), "history": round(float(accuracy[1]), 4), "across": round(float(accuracy[2]), 4), "guest": round(float(accuracy[3]), 4)}
                     self.curve.append(row)
                     self.log(row)
                 done = accuracy.min() >= STAGES[self.stage].enough or self.in_stage >= (STAGES[self.stage].most or math.inf)
-                if self.in_stage >= 30 and done and self.stage + 1 < len(STAGES):
-                    self.enter(self.stage + 1)
+                if self.stage + 1 < len(STAGES):
+                    if time.time() >= last_from:
+                        self.enter(len(STAGES) - 1)
+                    elif self.in_stage >= 30 and done:
+                        self.enter(self.stage + 1)
 
     def score(self):
         """What seeds are compared by: the stage reached, then the accuracy of the worst kind in it."""
@@ -224,6 +227,7 @@ def main():
     a.add_argument("--seconds", type=float, default=400)
     a.add_argument("--decay-seconds", type=float, default=100)
     a.add_argument("--least-score", type=float, default=0.35, help="below it no seed goes on after the search")
+    a.add_argument("--last-seconds", type=float, default=180, help="this much of the time goes to the last stage, whatever the accuracy")
     a.add_argument("--rate", type=float, default=0.004)
     a.add_argument("--weights")
     a.add_argument("--stage", type=int, default=0)
@@ -257,7 +261,7 @@ def main():
             trainer = Trainer(cfg, int(item.strip("p")), pool, device, log, rate=args.rate, local=not item.endswith("p"))
             trainer.train_step(0.0)  # compiles, outside the search time
             log({"seed": item, "compiled": True})
-            trainer.train(min(end, time.time() + args.search_seconds), lambda now: 1.0)
+            trainer.train(min(end, time.time() + args.search_seconds), end, lambda now: 1.0)
             log({"seed": item, "search_score": trainer.score(), "tokens": trainer.tokens})
             trainer.release()
             if best is None or trainer.score() > best.score():
@@ -265,9 +269,9 @@ def main():
         if best.score() < args.least_score:
             log({"stopped": "no seed is worth going on with", "score": best.score()})
             end = time.time()
-    best.train(end, lambda now: min(1.0, max(0.02, (end - now) / args.decay_seconds)))
-    log({"seed": best.seed, "final_score": best.score(), "accuracy": best.accuracy().round(4).tolist(), "tokens": best.tokens, "steps": best.step})
+    best.train(end, end - args.last_seconds, lambda now: min(1.0, max(0.02, (end - now) / args.decay_seconds)))
     save_weights(args.out, best.w)
+    log({"seed": best.seed, "final_score": best.score(), "accuracy": best.accuracy().round(4).tolist(), "tokens": best.tokens, "steps": best.step})
     pool.terminate()
 
 

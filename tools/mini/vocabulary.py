@@ -30,16 +30,18 @@ def load_world(path):
 
 
 def words_of(world):
-    """Every word of the world, once, in file order: lists, attributes with their nouns, template literals."""
+    """Every word of the world, once, in file order: lists, attributes with their nouns, then the words of templates."""
     order = {}
     for name in LISTS:
         order.update(dict.fromkeys(world[name]))
     for attribute, nouns in world["attributes"].items():
         order[attribute] = None
         order.update(dict.fromkeys(nouns))
+    order.update(dict.fromkeys(world["words"]))
     for group in world["templates"].values():
         for template in group:
-            order.update(dict.fromkeys(w for w in template.split() if w[0] != "{" and w not in PUNCTUATION))
+            unknown = [w for w in template.split() if w[0] != "{" and w not in PUNCTUATION and w not in order]
+            assert not unknown, f"template words that no list holds: {unknown}"
     return list(order)
 
 

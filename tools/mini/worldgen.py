@@ -9,16 +9,18 @@ A conversation opens with OPENING facts. What a line can be after that (weights 
   fact 19      one of 64 (name, attribute) pairs of the cast gets a value of two words, once and for all;
   log 30       a watcher logs a new code of two words. A watcher logs again only GAP tokens later, so the last 127
                tokens hold at most one code of a name, while the history holds many that contradict it;
-  berth 22     a berth gets a new guest, under the same rule;
+  berth 22     a berth gets a new guest, under the same rule, one of the names with a stated fact, if possible one that
+               has not been housed within GAP tokens;
   filler 15    prose, some of it about names of the cast;
   pad 2        "and so on", of a random length;
   exchange 12  a question with its answer, of one of four kinds with equal chance:
                window   the code of a name, logged at most NEAR tokens before the question;
                history  a fact stated at least FAR tokens before the question;
-               across   the berth's guest stands in the window, the guest's fact at least FAR tokens back;
+               across   the berth's guest stands in the window, the guest's fact at least FAR tokens back. If possible another
+                        guest in the window has the same attribute, so that the attribute does not give the guest away;
                guest    the guest of a berth settled at most NEAR tokens before the question.
 A line that finds no candidate becomes filler. A drill has the same lines in other weights (DRILL), with many more
-questions, the across kind twice as often as the others: the first lessons are short texts of this kind.
+questions, the across and guest kinds twice as often as the others: the first lessons are short texts of this kind.
 
 An evaluation prompt is a conversation of exactly `boundary` tokens, padded to it, and then one question which nothing
 before has asked. All that the answer needs stands before the boundary, and the question after it.
@@ -31,7 +33,7 @@ GAP, NEAR, FAR = 130, 85, 140
 CAST, WATCHERS, OPENING = 24, 12, 6
 # Rolls below the first five numbers give a fact, a log, a berth, filler, a pad; the rest up to 100 a question, whose kind is one of the list.
 USUAL = (19, 49, 71, 86, 88), (1, 2, 3, 4)
-DRILL = (12, 32, 46, 53, 55), (1, 2, 3, 3, 4)
+DRILL = (10, 18, 52, 54, 56), (1, 2, 3, 3, 4, 4)
 LONGEST_LINE = 24
 REST, WINDOW, HISTORY, ACROSS, GUEST = 0, 1, 2, 3, 4
 KINDS = {WINDOW: "window", HISTORY: "history", ACROSS: "across"}
@@ -149,8 +151,11 @@ class Conversation:
         if not free:
             return self.fill()
         berth = self.pick(free)
-        name = self.pick(list(self.facts_of) or self.cast)
-        self.say(self.pick(self.world.templates["berth"]), berth=berth, name=name)
+        housed = [n for n, end in self.guests.values() if end > here - GAP]
+        known = list(self.facts_of)
+        name = self.pick([n for n in known if n not in housed] or known)
+        time = self.pick(self.world.filler["time"])
+        self.say(self.pick(self.world.templates["berth"]), berth=berth, name=name, time=time)
         self.guests[berth] = (name, len(self.tokens))
 
     # ------------------------------------------------------------------------------------------ questions
@@ -184,7 +189,10 @@ class Conversation:
             if kind == GUEST:
                 self.say(templates["ask_guest"][0], berth=berth)
                 return self.answer(kind, self.guests[berth][0], None)
-            fact = self.pick(old(self.facts_of[self.guests[berth][0]]))
+            known = old(self.facts_of[self.guests[berth][0]])
+            others = [self.guests[b][0] for b in self.world.berths if b in self.guests and self.guests[b][1] >= here - NEAR and b != berth]
+            contested = [f for f in known if any((n, f.attr) in self.facts for n in others if n != f.name)]
+            fact = self.pick(contested or known)
             self.say(templates["ask_across"][0], attr=self.world.attributes[fact.attr], berth=berth)
         fact.asked, self.source = True, fact.value
         return self.answer(kind, fact.adj, fact.noun)
