@@ -227,6 +227,7 @@ def main():
     a.add_argument("--seconds", type=float, default=400)
     a.add_argument("--decay-seconds", type=float, default=100)
     a.add_argument("--least-score", type=float, default=0.35, help="below it no seed goes on after the search")
+    a.add_argument("--good-score", type=float, default=9.0, help="a seed that reaches it ends the search")
     a.add_argument("--last-seconds", type=float, default=180, help="this much of the time goes to the last stage, whatever the accuracy")
     a.add_argument("--rate", type=float, default=0.004)
     a.add_argument("--weights")
@@ -266,6 +267,8 @@ def main():
             trainer.release()
             if best is None or trainer.score() > best.score():
                 best = trainer
+            if best.score() >= args.good_score:
+                break
         if best.score() < args.least_score:
             log({"stopped": "no seed is worth going on with", "score": best.score()})
             end = time.time()
