@@ -17,9 +17,12 @@
 //! their columns (dsv4.md 1.5 and 1.6): at least `max(a / 448, 1e-4)` in planes, `max(a, 1e-4) / 448`
 //! in fp8 indexer rows, `max(a, 6 * 2^-126) / 6` in fp4 ones. Queries are not quantised.
 
+#![expect(clippy::inline_always, reason = "a kernel's parts must be compiled for its machine")]
+
 use half::bf16;
 use statepages_geometry::{IndexerFormat, KvFormat};
 
+use crate::kernel::lanes::{Kernel, Lanes, Machine};
 use crate::minifloat::{
     E2M1_MAX, E4M3_MAX, e2m1_from_f32, e2m1_to_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least,
     e8m0_reciprocal, e8m0_to_f32, largest,
@@ -76,11 +79,40 @@ impl RowFormat {
     }
 
     /// Writes one part of a row to its bytes.
-    pub(crate) fn encode(self, part: usize, row: &[f32], bytes: &mut [u8]) {
-        match (self, part) {
-            (Self::F32, _) => store_f32(row, bytes),
-            (Self::Bf16, _) => store_bf16(row, bytes),
-            (Self::Fp8Planes { nope }, 0) => {
+    pub(crate) fn encode(self, machine: Machine, part: usize, row: &[f32], bytes: &mut [u8]) {
+        machine.run(Encode { format: self, part, row, bytes });
+    }
+
+    /// Reads one part of a row from its bytes; part 0 comes first.
+    pub(crate) fn decode(self, machine: Machine, part: usize, bytes: &[u8], row: &mut [f32]) {
+        machine.run(Decode { format: self, part, bytes, row });
+    }
+}
+
+/// One part of a row to be written. Its loops have no lanes: they are compiled for the machine.
+struct Encode<'a> {
+    format: RowFormat,
+    part: usize,
+    row: &'a [f32],
+    bytes: &'a mut [u8],
+}
+
+/// One part of a row to be read.
+struct Decode<'a> {
+    format: RowFormat,
+    part: usize,
+    bytes: &'a [u8],
+    row: &'a mut [f32],
+}
+
+impl Kernel for Encode<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        let Self { format, part, row, bytes } = self;
+        match (format, part) {
+            (RowFormat::F32, _) => store_f32(row, bytes),
+            (RowFormat::Bf16, _) => store_bf16(row, bytes),
+            (RowFormat::Fp8Planes { nope }, 0) => {
                 let (codes, rest) = bytes.split_at_mut(nope);
                 let (scales, padding) = rest.split_at_mut(2 * (nope / PLANE_GROUP));
                 let groups = row[..nope].chunks_exact(PLANE_GROUP);
@@ -93,15 +125,15 @@ impl RowFormat {
                 }
                 padding.fill(0);
             }
-            (Self::Fp8Planes { nope }, _) => store_bf16(&row[nope..], bytes),
-            (Self::Fp8Scaled, part) => {
+            (RowFormat::Fp8Planes { nope }, _) => store_bf16(&row[nope..], bytes),
+            (RowFormat::Fp8Scaled, part) => {
                 let scale = e8m0_at_least(largest(row).max(1e-4) / E4M3_MAX);
                 match part {
                     0 => store_e4m3(row, e8m0_reciprocal(scale), bytes),
                     _ => store_f32(&[e8m0_to_f32(scale)], bytes),
                 }
             }
-            (Self::Fp4Scaled, part) => {
+            (RowFormat::Fp4Scaled, part) => {
                 for (i, group) in row.chunks_exact(FP4_GROUP).enumerate() {
                     let least = largest(group).max(E2M1_MAX * f32::MIN_POSITIVE) / E2M1_MAX;
                     let scale = e8m0_at_least(least);
@@ -118,13 +150,16 @@ impl RowFormat {
             }
         }
     }
+}
 
-    /// Reads one part of a row from its bytes; part 0 comes first.
-    pub(crate) fn decode(self, part: usize, bytes: &[u8], row: &mut [f32]) {
-        match (self, part) {
-            (Self::F32, _) => load_f32(bytes, row),
-            (Self::Bf16, _) => load_bf16(bytes, row),
-            (Self::Fp8Planes { nope }, 0) => {
+impl Kernel for Decode<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        let Self { format, part, bytes, row } = self;
+        match (format, part) {
+            (RowFormat::F32, _) => load_f32(bytes, row),
+            (RowFormat::Bf16, _) => load_bf16(bytes, row),
+            (RowFormat::Fp8Planes { nope }, 0) => {
                 let (codes, rest) = bytes.split_at(nope);
                 let groups = row[..nope].chunks_exact_mut(PLANE_GROUP);
                 let codes = codes.chunks_exact(PLANE_GROUP);
@@ -133,25 +168,25 @@ impl RowFormat {
                     group.iter_mut().zip(codes).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
                 }
             }
-            (Self::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
-            (Self::Fp8Scaled, 0) => {
+            (RowFormat::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
+            (RowFormat::Fp8Scaled, 0) => {
                 assert_eq!(bytes.len(), row.len(), "a row has its format's bytes");
                 row.iter_mut().zip(bytes).for_each(|(x, code)| *x = e4m3_to_f32(*code));
             }
-            (Self::Fp8Scaled, _) => {
+            (RowFormat::Fp8Scaled, _) => {
                 let mut scale = [0.0];
                 load_f32(bytes, &mut scale);
                 for x in row {
                     *x *= scale[0];
                 }
             }
-            (Self::Fp4Scaled, 0) => {
+            (RowFormat::Fp4Scaled, 0) => {
                 assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
                 for (pair, byte) in row.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
                     *pair = [e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4)];
                 }
             }
-            (Self::Fp4Scaled, _) => {
+            (RowFormat::Fp4Scaled, _) => {
                 for (group, scale) in row.chunks_exact_mut(FP4_GROUP).zip(bytes) {
                     let by = e8m0_to_f32(*scale);
                     for x in group {
@@ -163,29 +198,34 @@ impl RowFormat {
     }
 }
 
+#[inline(always)]
 fn store_e4m3(row: &[f32], by: f32, codes: &mut [u8]) {
     assert_eq!(codes.len(), row.len(), "a row has its format's bytes");
     codes.iter_mut().zip(row).for_each(|(code, x)| *code = e4m3_from_f32(x * by));
 }
 
+#[inline(always)]
 fn store_f32(row: &[f32], bytes: &mut [u8]) {
     let (to, _) = bytes.as_chunks_mut::<4>();
     assert_eq!(to.len(), row.len(), "a row has its format's bytes");
     to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes());
 }
 
+#[inline(always)]
 fn load_f32(bytes: &[u8], row: &mut [f32]) {
     let (from, _) = bytes.as_chunks::<4>();
     assert_eq!(from.len(), row.len(), "a row has its format's bytes");
     row.iter_mut().zip(from).for_each(|(x, from)| *x = f32::from_le_bytes(*from));
 }
 
+#[inline(always)]
 fn store_bf16(row: &[f32], bytes: &mut [u8]) {
     let (to, _) = bytes.as_chunks_mut::<2>();
     assert_eq!(to.len(), row.len(), "a row has its format's bytes");
     to.iter_mut().zip(row).for_each(|(to, x)| *to = bf16::from_f32(*x).to_le_bytes());
 }
 
+#[inline(always)]
 fn load_bf16(bytes: &[u8], row: &mut [f32]) {
     let (from, _) = bytes.as_chunks::<2>();
     assert_eq!(from.len(), row.len(), "a row has its format's bytes");
@@ -197,12 +237,16 @@ fn load_bf16(bytes: &[u8], row: &mut [f32]) {
 mod tests {
     use super::*;
 
+    fn machine() -> Machine {
+        Machine::new(crate::Isa::Auto).expect("every machine is something")
+    }
+
     const KV: RowFormat = RowFormat::Fp8Planes { nope: 448 };
 
     fn encoded(format: RowFormat, row: &[f32], sizes: &[usize]) -> Vec<Vec<u8>> {
         let part = |(part, &len): (usize, &usize)| {
             let mut bytes = vec![0xee; len];
-            format.encode(part, row, &mut bytes);
+            format.encode(machine(), part, row, &mut bytes);
             bytes
         };
         assert_eq!(format.parts(), sizes.len());
@@ -211,7 +255,10 @@ mod tests {
 
     fn decoded(format: RowFormat, parts: &[Vec<u8>], width: usize) -> Vec<f32> {
         let mut row = vec![f32::NAN; width];
-        parts.iter().enumerate().for_each(|(part, bytes)| format.decode(part, bytes, &mut row));
+        parts
+            .iter()
+            .enumerate()
+            .for_each(|(part, bytes)| format.decode(machine(), part, bytes, &mut row));
         row
     }
 

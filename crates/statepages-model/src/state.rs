@@ -141,7 +141,7 @@ impl Entries {
         for (row, &(sequence, entry)) in self.main.chunks_exact(dims.width).zip(&self.places) {
             for part in 0..core.kv.parts() {
                 let at = core.geometry.compressed_row(pass.cache, entry, part);
-                core.kv.encode(part, row, page_row_mut(arena, pages(sequence), &at));
+                core.kv.encode(core.machine, part, row, page_row_mut(arena, pages(sequence), &at));
             }
         }
         let (main, index) = sources(pass);
@@ -149,7 +149,12 @@ impl Entries {
             let rows = self.index.chunks_exact(dims.index_width).zip(&self.places);
             for (row, &(sequence, entry)) in rows {
                 for (part, at) in index_parts(pass, entry) {
-                    core.index.encode(part, row, page_row_mut(arena, pages(sequence), &at));
+                    core.index.encode(
+                        core.machine,
+                        part,
+                        row,
+                        page_row_mut(arena, pages(sequence), &at),
+                    );
                 }
             }
         }
@@ -260,7 +265,7 @@ impl Rows32 {
         self.read(&pass.plan.spans, width, visible, |span, rows| {
             for (entry, row) in (0..).zip(rows.chunks_exact_mut(width)) {
                 for (part, at) in index_parts(pass, entry) {
-                    core.index.decode(part, page_row(arena, span.pages, &at), row);
+                    core.index.decode(core.machine, part, page_row(arena, span.pages, &at), row);
                 }
             }
         });
@@ -283,7 +288,7 @@ impl Rows32 {
             for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
                 for part in 0..core.kv.parts() {
                     let at = core.geometry.compressed_row(pass.cache, entry, part);
-                    core.kv.decode(part, page_row(arena, span.pages, &at), row);
+                    core.kv.decode(core.machine, part, page_row(arena, span.pages, &at), row);
                 }
             }
         });
@@ -300,7 +305,7 @@ impl Rows32 {
                     for part in 0..core.kv.parts() {
                         let position = Tokens::new(position);
                         let at = core.geometry.window_row(pass.cache, position, part);
-                        core.kv.decode(part, slot_row(arena, span, &at), row);
+                        core.kv.decode(core.machine, part, slot_row(arena, span, &at), row);
                     }
                 } else {
                     row.copy_from_slice(tiles.kv(span.flat(position), width));

@@ -186,8 +186,8 @@ impl Tile {
             turn(row, self.angles(pass, i), Turn::Forward);
             for (part, &len) in core.kv_parts.iter().enumerate() {
                 let (part_bytes, rest) = bytes.split_at_mut(len);
-                core.kv.encode(part, row, part_bytes);
-                core.kv.decode(part, part_bytes, row);
+                core.kv.encode(core.machine, part, row, part_bytes);
+                core.kv.decode(core.machine, part, part_bytes, row);
                 bytes = rest;
             }
         }

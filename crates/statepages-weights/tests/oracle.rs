@@ -114,7 +114,9 @@ fn digest(directory: &std::path::Path) -> String {
     paths.retain(|path| path.extension().is_some_and(|e| e == "safetensors"));
     paths.sort();
     let mut hash = Sha256::new();
-    paths.iter().for_each(|path| hash.update(std::fs::read(path).expect("a file")));
+    for path in &paths {
+        hash.update(std::fs::read(path).expect("a file"));
+    }
     hash.finalize().iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 

@@ -39,44 +39,118 @@ struct Gemm<'a> {
     c: RowsMut<'a>,
 }
 
+/// Panels that are worked on together where rows are too few to keep the machine busy on one.
+const GROUP: usize = 4;
+
 impl Kernel for Gemm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self, l: L) {
         let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
-        let (w, mut scratch) = (self.w, Vec::new());
-        for panel in 0..panels {
+        let (w, mut scratch) = (self.w, [const { Vec::new() }; GROUP]);
+        for panel in (0..panels).step_by(GROUP) {
+            let count = GROUP.min(panels - panel);
             for k0 in (0..k).step_by(BLOCK) {
-                let b = w.block(panel, k0, &mut scratch);
-                let mut row = 0;
-                while row < self.rows {
-                    row += match self.rows - row {
-                        12.. if L::WIDE => self.wide::<L, 12>(l, row, panel, k0, b),
-                        6.. if L::WIDE => self.wide::<L, 6>(l, row, panel, k0, b),
-                        6.. => self.narrow::<L, 6>(l, row, panel, k0, b),
-                        3.. => self.wide_or_narrow::<L, 3>(l, row, panel, k0, b),
-                        2 => self.wide_or_narrow::<L, 2>(l, row, panel, k0, b),
-                        _ => self.wide_or_narrow::<L, 1>(l, row, panel, k0, b),
-                    };
+                let mut blocks = [&[][..]; GROUP];
+                for (i, scratch) in scratch[..count].iter_mut().enumerate() {
+                    blocks[i] = w.block(panel + i, k0, scratch);
                 }
+                self.group(l, panel, k0, &blocks[..count]);
             }
         }
     }
 }
 
 impl Gemm<'_> {
+    /// All rows by some panels.
     #[inline(always)]
-    fn wide_or_narrow<L: Lanes, const R: usize>(
+    fn group<L: Lanes>(&mut self, l: L, panel: usize, k0: usize, blocks: &[&[Column]]) {
+        let mut done = 0;
+        for (i, b) in blocks.iter().enumerate() {
+            let mut row = 0;
+            while self.rows - row > if L::WIDE { 3 } else { 0 } {
+                let panel = panel + i;
+                row += match self.rows - row {
+                    12.. if L::WIDE => self.wide::<L, 12>(l, row, panel, k0, b),
+                    8.. if L::WIDE => self.wide::<L, 8>(l, row, panel, k0, b),
+                    6 if L::WIDE => self.wide::<L, 6>(l, row, panel, k0, b),
+                    5 if L::WIDE => self.wide::<L, 5>(l, row, panel, k0, b),
+                    4.. if L::WIDE => self.wide::<L, 4>(l, row, panel, k0, b),
+                    6.. => self.narrow::<L, 6>(l, row, panel, k0, b),
+                    3.. => self.narrow::<L, 3>(l, row, panel, k0, b),
+                    2 => self.narrow::<L, 2>(l, row, panel, k0, b),
+                    _ => self.narrow::<L, 1>(l, row, panel, k0, b),
+                };
+            }
+            done = row;
+        }
+        // Few rows have few chains of sums: several panels at once hide the latency of each.
+        match (self.rows - done, blocks) {
+            (1, [a, b, c, d]) => self.few::<L, 1, 4>(l, done, panel, k0, [a, b, c, d]),
+            (1, [first @ .., last]) => {
+                for (i, &b) in first.iter().enumerate() {
+                    self.few::<L, 1, 1>(l, done, panel + i, k0, [b]);
+                }
+                self.few::<L, 1, 1>(l, done, panel + first.len(), k0, [last]);
+            }
+            (2, _) => self.pairs::<L, 2>(l, done, panel, k0, blocks),
+            (3, _) => self.pairs::<L, 3>(l, done, panel, k0, blocks),
+            _ => {}
+        }
+    }
+
+    /// `R` rows by pairs of panels.
+    #[inline(always)]
+    fn pairs<L: Lanes, const R: usize>(
         &mut self,
         l: L,
         row: usize,
         panel: usize,
         k0: usize,
-        b: &[Column],
-    ) -> usize {
-        if L::WIDE {
-            self.wide::<L, R>(l, row, panel, k0, b)
-        } else {
-            self.narrow::<L, R>(l, row, panel, k0, b)
+        blocks: &[&[Column]],
+    ) {
+        for (i, pair) in blocks.chunks(2).enumerate() {
+            let panel = panel + 2 * i;
+            match pair {
+                [a, b] => self.few::<L, R, 2>(l, row, panel, k0, [a, b]),
+                rest => self.few::<L, R, 1>(l, row, panel, k0, [rest[0]]),
+            }
+        }
+    }
+
+    /// `R` rows by `P` panels.
+    #[inline(always)]
+    fn few<L: Lanes, const R: usize, const P: usize>(
+        &mut self,
+        l: L,
+        row: usize,
+        panel: usize,
+        k0: usize,
+        blocks: [&[Column]; P],
+    ) {
+        let len = blocks[0].len();
+        let a = self.inputs::<R>(row, k0, len);
+        let mut b = blocks;
+        for block in &mut b {
+            *block = &block[..len];
+        }
+        let mut sums = [[[l.splat(0.0); PANEL]; P]; R];
+        for k in 0..len {
+            for r in 0..R {
+                let x = l.splat(a[r][k]);
+                for p in 0..P {
+                    for i in 0..PANEL {
+                        sums[r][p][i] = l.fma(x, l.load(&b[p][k][i]), sums[r][p][i]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for p in 0..P {
+                for i in 0..PANEL {
+                    let column = (panel + p) * WIDTH + i * LANES;
+                    self.put(l, row + r, column, k0, sums[r][p][i]);
+                }
+            }
         }
     }
 
@@ -216,8 +290,17 @@ mod tests {
         let value = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 503.0 - 1.0;
         for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
             let Ok(machine) = Machine::new(isa) else { continue };
-            for (rows, n, k) in [(1, 1, 1), (2, 33, 300), (29, 40, 256), (13, 96, 700), (7, 17, 5)]
-            {
+            for (rows, n, k) in [
+                (1, 1, 1),
+                (2, 33, 300),
+                (29, 40, 256),
+                (13, 96, 700),
+                (7, 17, 5),
+                (15, 140, 64),
+                (14, 160, 300),
+                (11, 33, 9),
+                (10, 70, 257),
+            ] {
                 let a: Vec<f32> = (0..rows * (k + 3)).map(value).collect();
                 let w: Vec<f32> = (0..n * k).map(|i| value(i + 5)).collect();
                 let mut c = vec![f32::NAN; rows * (n + 2)];
