@@ -57,6 +57,43 @@ impl fmt::Display for ModelError {
 
 impl std::error::Error for ModelError {}
 
+/// A part of a forward, all layers together, in the order of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Residual mixing, query rank, KV rows and what compressors and indexer project.
+    Project,
+    /// Pools of completed entries, and the rows and rings that they are written to.
+    Pool,
+    /// Indexer rows read, and entries chosen by them.
+    Select,
+    /// Compressed and window rows read, window rings written.
+    Read,
+    /// Queries, attention and its output projections.
+    Attend,
+    /// Routing and experts.
+    Experts,
+    /// Logits.
+    Head,
+}
+
+impl Phase {
+    /// The name used by reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Project => "project",
+            Self::Pool => "pool",
+            Self::Select => "select",
+            Self::Read => "read",
+            Self::Attend => "attend",
+            Self::Experts => "experts",
+            Self::Head => "head",
+        }
+    }
+}
+
+/// Told of each phase's end; the phases of a forward leave no gaps.
+type Ended<'a> = &'a mut (dyn FnMut(Phase) + Send);
+
 /// A DSV4 trunk with its weights, threads and scratch. Holds no request's state.
 pub struct Model {
     core: Core,
@@ -158,6 +195,29 @@ impl Model {
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
+        self.run(choices, &mut |_| {}, arena, batch, out)
+    }
+
+    /// [`Model::forward`], with `ended` called at the end of each phase: whoever has a clock can
+    /// tell where the time goes.
+    pub fn forward_phases(
+        &mut self,
+        ended: &mut (dyn FnMut(Phase) + Send),
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        self.run(&OwnChoices, ended, arena, batch, out)
+    }
+
+    fn run(
+        &mut self,
+        choices: &dyn Choices,
+        ended: Ended<'_>,
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
         let Self { core, pool, threads, scratch, forwarded } = self;
         forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
@@ -166,10 +226,11 @@ impl Model {
         pool.install(|| {
             scratch.start(core, &plan, tile_len);
             for layer in 0..core.weights.layers.len() {
-                scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena);
+                scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena, ended);
             }
             let (hyper, norm) = (&core.weights.hc_head, &core.weights.norm);
             scratch.head(core, &plan, tile_len, (hyper, norm), batch, out);
+            ended(Phase::Head);
         });
         forwarded.extend(plan.spans.iter().map(Span::place));
         Ok(())
@@ -201,8 +262,8 @@ impl Model {
         let tile_len = share.clamp(1, TILE_TOKENS);
         pool.install(|| {
             scratch.start_draft(core, draft, &plan, tile_len);
-            let layer = core.weights.layers.len();
-            scratch.layer(&Pass::new(core, &plan, &OwnChoices, layer), tile_len, arena);
+            let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len());
+            scratch.layer(&pass, tile_len, arena, &mut |_| {});
             let head = (&draft.hc_head, &draft.norm[..]);
             scratch.head(core, &plan, tile_len, head, batch, out);
         });
@@ -228,27 +289,34 @@ impl Scratch {
         });
     }
 
-    fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena) {
+    fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena, ended: Ended<'_>) {
         let Self { tiles, work, entries, keys, entry_rows, window_rows } = self;
         tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.project(pass, work)));
+        ended(Phase::Project);
         if pass.ratio != 0 {
             let done = Tiles { tiles, len: tile_len };
             entries.pool(pass, done, arena);
             entries.publish(pass, done, arena);
         }
+        ended(Phase::Pool);
         if pass.indexed() {
             keys.read_keys(pass, arena);
             tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.select(pass, work, keys)));
         }
+        ended(Phase::Select);
         let done = Tiles { tiles, len: tile_len };
         if pass.ratio != 0 {
             entry_rows.read_entries(pass, done, arena);
         }
         window_rows.read_window(pass, done, arena);
         store_window(pass, done, arena);
+        ended(Phase::Read);
         tiles.par_iter_mut().for_each(|tile| {
             work.with(|work| tile.attend(pass, work, entry_rows, window_rows));
         });
+        ended(Phase::Attend);
+        tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.mix_experts(pass, work)));
+        ended(Phase::Experts);
     }
 
     /// Logits of the wanted tokens, through the mixing and the norm of a head.

@@ -35,7 +35,7 @@ pub use batch::{ForwardError, Logits, LogitsWanted, SequenceChunk};
 pub use choice::{ChoiceAt, Choices};
 pub use config::{ConfigError, ModelConfig, Yarn};
 pub use flops::forward_flops;
-pub use forward::{Model, ModelError, RunOptions};
+pub use forward::{Model, ModelError, Phase, RunOptions};
 pub use kernel::lanes::{Isa, IsaUnavailable};
 pub use kernel::matrix::MatrixData;
 pub use sampler::{DrawAt, SampleError, Sampling, SamplingError, SamplingOptions};

@@ -5,7 +5,8 @@
 //!    (all tiles done: entries are pooled, pages and rings written, rows read)
 //! select   query rank -> chosen entries                      CSA layers only
 //!    (all tiles done: chosen rows read)
-//! attend   query rank + rows -> residual;  then experts -> residual
+//! attend   query rank + rows -> residual
+//! experts  residual -> residual
 //! ```
 //!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
@@ -262,7 +263,7 @@ impl Tile {
         }
     }
 
-    /// Last phase: attention and experts.
+    /// Third phase: attention.
     pub(crate) fn attend(
         &mut self,
         pass: &Pass<'_>,
@@ -274,6 +275,11 @@ impl Tile {
         self.queries(pass, work);
         self.outputs(pass, work, entries, window);
         self.leave(core, work);
+    }
+
+    /// Last phase: experts.
+    pub(crate) fn mix_experts(&mut self, pass: &Pass<'_>, work: &mut Work) {
+        let core = pass.core;
         self.enter(core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
         self.experts(pass, work);
         self.leave(core, work);

@@ -24,6 +24,11 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Sizes of pages, slots and images of a DeepSeek-V4 config, and what fits into memory
     Geometry(GeometryArgs),
+    /// Speed of the forward, by format and length
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
     /// The demo's other process: reads a job on standard input, computes it without any cache
     #[command(hide = true)]
     ColdArm,
@@ -184,6 +189,53 @@ pub(crate) enum Indexer {
     F32,
 }
 
+/// What to measure.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Prefill and decode of the forward, against its own matrix products
+    Forward(BenchForwardArgs),
+}
+
+/// Format of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightFormat {
+    /// 32-bit, all of them
+    F32,
+    /// 16-bit, all of them
+    Bf16,
+    /// As published: fp4 experts, fp8 projections, the others 16-bit
+    Published,
+}
+
+/// Flags of `bench forward`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchForwardArgs {
+    /// Worker threads of the forward; 0 takes every core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Prompt lengths
+    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
+    pub(crate) lengths: Vec<u32>,
+    /// Requests of a decode batch
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_name = "N")]
+    pub(crate) batches: Vec<u32>,
+    /// Tokens of a prefill chunk
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    pub(crate) chunk: usize,
+    /// Row format of KV; without it, bf16 and fp8
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<Kv>,
+    /// Row format of the indexer; without it, that of KV
+    #[arg(long, value_enum, requires = "kv")]
+    pub(crate) indexer: Option<Indexer>,
+    /// Format of the built-in model's weights; without it, all
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<WeightFormat>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Flags of `geometry`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GeometryArgs {
@@ -217,6 +269,17 @@ pub(crate) struct GeometryArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Kv {
+    /// The indexer's format where only that of KV was asked for.
+    pub(crate) const fn indexer(self) -> Indexer {
+        match self {
+            Self::Fp8 => Indexer::Fp8,
+            Self::Bf16 => Indexer::Bf16,
+            Self::F32 => Indexer::F32,
+        }
+    }
 }
 
 impl DemoArgs {

@@ -18,7 +18,7 @@ use statepages_store::{
 };
 use statepages_weights::{Published, available_memory};
 
-use crate::args::{EngineArgs, Fault, Indexer, Kv};
+use crate::args::{EngineArgs, Fault};
 use crate::tokens;
 
 /// Tokens of a block: the grid of boundaries.
@@ -41,11 +41,7 @@ pub(crate) fn threads(args: &EngineArgs) -> usize {
 pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
     let (weights, model_revision) = weights(args)?;
     let config = weights.config().clone();
-    let indexer = args.indexer.unwrap_or(match args.kv {
-        Kv::Fp8 => Indexer::Fp8,
-        Kv::Bf16 => Indexer::Bf16,
-        Kv::F32 => Indexer::F32,
-    });
+    let indexer = args.indexer.unwrap_or(args.kv.indexer());
     let block = statepages_geometry::BLOCK_TOKENS;
     let options = CacheOptions {
         kv: args.kv.into(),

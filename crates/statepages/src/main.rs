@@ -2,6 +2,7 @@
 //! project that knows flags, JSON and clocks.
 
 mod args;
+mod bench;
 mod built_in;
 mod demo;
 mod generate;
@@ -33,6 +34,9 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
+        Some(Command::Bench { what: args::Bench::Forward(args) }) => {
+            bench::run(&args).map(|()| ExitCode::SUCCESS)
+        }
         Some(Command::ColdArm) => demo::cold_arm().map(|()| ExitCode::SUCCESS),
     };
     match outcome {
