@@ -11,11 +11,16 @@ use anyhow::{Context, Result, bail};
 /// The steps of continuous integration, in the order of what fails fastest.
 const CI_STEPS: &[(&str, &[&str], &[(&str, &str)])] = &[
     ("formatting", &["fmt", "--all", "--check"], &[]),
-    ("lints", &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"], &[]),
-    ("documentation", &["doc", "--workspace", "--no-deps", "--release"], &[(
-        "RUSTDOCFLAGS",
-        "-D warnings",
-    )]),
+    (
+        "lints",
+        &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"],
+        &[],
+    ),
+    (
+        "documentation",
+        &["doc", "--workspace", "--no-deps", "--release"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    ),
     ("tests", &["test", "--workspace", "--release"], &[]),
 ];
 

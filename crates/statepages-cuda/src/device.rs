@@ -181,7 +181,6 @@ impl Device {
         Ok(Module { device: self.clone(), handle })
     }
 
-
     /// Calls the driver with the device current on this thread.
     pub(crate) fn call(
         &self,
@@ -513,9 +512,7 @@ impl Event {
         let mut milliseconds = 0.0;
         self.device.call("read a time", |driver| {
             // SAFETY: writes one number.
-            unsafe {
-                (driver.event_elapsed)(&raw mut milliseconds, earlier.handle, self.handle)
-            }
+            unsafe { (driver.event_elapsed)(&raw mut milliseconds, earlier.handle, self.handle) }
         })?;
         Ok(f64::from(milliseconds) * 1e3)
     }

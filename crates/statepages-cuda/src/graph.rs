@@ -125,10 +125,7 @@ fn record(
     unsafe { stream.upload(&staged.table, &staged.host, table.bytes()) }?;
     for number in 0..shape.launches {
         let group = Group {
-            relocations: Records {
-                first: number * shape.relocations,
-                count: shape.relocations,
-            },
+            relocations: Records { first: number * shape.relocations, count: shape.relocations },
             images: Records { first: number * shape.images, count: shape.images },
         };
         // SAFETY: as above; what the table holds at a launch was checked, and the memory is lent.

@@ -177,8 +177,7 @@ impl DeviceMemory {
     ) -> Result<Self, MemoryError> {
         let region_lens: Vec<Bytes> = layout.page.regions().iter().map(|r| r.len).collect();
         let plane_lens: Vec<Bytes> = layout.slot.planes().iter().map(|p| p.len).collect();
-        let regions =
-            checked(Buffer::Region, "page regions", &region_lens, regions, pages.get())?;
+        let regions = checked(Buffer::Region, "page regions", &region_lens, regions, pages.get())?;
         let planes = checked(Buffer::Plane, "slot planes", &plane_lens, planes, slots)?;
         let named = (0..regions.len()).map(Buffer::Region);
         let named = named.chain((0..planes.len()).map(Buffer::Plane));
@@ -234,12 +233,7 @@ impl DeviceMemory {
     ///
     /// # Panics
     /// Where the buffer or the item does not exist.
-    pub fn read(
-        &self,
-        stream: &Stream,
-        buffer: Buffer,
-        item: u32,
-    ) -> Result<Vec<u8>, DeviceError> {
+    pub fn read(&self, stream: &Stream, buffer: Buffer, item: u32) -> Result<Vec<u8>, DeviceError> {
         let (address, len) = self.item(buffer, item);
         let mut bytes = vec![0u8; len];
         self.device.call("copy to the host", |driver| {

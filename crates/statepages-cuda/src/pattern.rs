@@ -93,9 +93,7 @@ impl<'a> Probe<'a> {
             ];
             let threads = self.kernels.shape.threads();
             // SAFETY: the kernel's arguments; items were checked, and `rows` waits.
-            unsafe {
-                self.stream.launch(&self.kernels.fill, launch.grid, threads, &mut arguments)
-            }
+            unsafe { self.stream.launch(&self.kernels.fill, launch.grid, threads, &mut arguments) }
         })
     }
 
@@ -137,7 +135,12 @@ impl<'a> Probe<'a> {
     }
 
     /// Keeps a stream busy for a while, so that what is timed behind it is enqueued before it runs.
-    pub fn hold(&self, stream: &Stream, rounds: u64, scratch: &Allocation) -> Result<(), DeviceError> {
+    pub fn hold(
+        &self,
+        stream: &Stream,
+        rounds: u64,
+        scratch: &Allocation,
+    ) -> Result<(), DeviceError> {
         let (mut rounds, mut out) = (rounds, scratch.address());
         let mut arguments = [argument(&mut rounds), argument(&mut out)];
         // SAFETY: the kernel's arguments; freeing the scratch waits.

@@ -239,10 +239,10 @@ mod tests {
         let shape = KernelShape::new(64, 1, 1).unwrap();
         // Spans of 40, 40, 40 and 10 vectors: tiles of 64, 64 and 2.
         let wide = layout(&[640], &[130 * 16]);
-        let places = (&[Place { address: 1 << 20, stride: 640 }][..], &[Place {
-            address: 1 << 30,
-            stride: 130 * 16,
-        }][..]);
+        let places = (
+            &[Place { address: 1 << 20, stride: 640 }][..],
+            &[Place { address: 1 << 30, stride: 130 * 16 }][..],
+        );
         let tables = Tables::new(&wide, &CopyPlan::new(&wide), places, shape);
         assert_eq!(tables.tile_count, 3);
         assert_eq!(ends(&tables.tiles, 0), [40, 64, 64, 64]);
@@ -251,10 +251,10 @@ mod tests {
         assert_eq!(tables.slot_tile_count, 3);
         // Spans of one vector each: four to a tile.
         let narrow = layout(&[16], &[96]);
-        let places = (&[Place { address: 0, stride: 16 }][..], &[Place {
-            address: 1 << 30,
-            stride: 96,
-        }][..]);
+        let places = (
+            &[Place { address: 0, stride: 16 }][..],
+            &[Place { address: 1 << 30, stride: 96 }][..],
+        );
         let tables = Tables::new(&narrow, &CopyPlan::new(&narrow), places, shape);
         assert_eq!(tables.tile_count, 2);
         assert_eq!(ends(&tables.tiles, 0), [1, 2, 3, 4]);

@@ -172,15 +172,18 @@ fn take(
                 bail!("prompt {} ended without a token: {reason}", entry.index);
             };
             let (admitted, report) = admitted.expect("a token comes after an admission");
-            return Ok(Some((entry.index, Completion {
-                output: entry.output,
-                reason,
-                report,
-                usage,
-                queue: admitted.saturating_duration_since(entry.submitted),
-                ttft: first - admitted,
-                total: step.ended - entry.submitted,
-            })));
+            return Ok(Some((
+                entry.index,
+                Completion {
+                    output: entry.output,
+                    reason,
+                    report,
+                    usage,
+                    queue: admitted.saturating_duration_since(entry.submitted),
+                    ttft: first - admitted,
+                    total: step.ended - entry.submitted,
+                },
+            )));
         }
         other => tracing::info!(?other, "engine"),
     }

@@ -144,8 +144,7 @@ impl Demo<'_> {
             let (prompts, outputs) = entries
                 .into_iter()
                 .map(|entry| {
-                    let prompt =
-                        Prompt { kind: entry.kind, ids: entry.prompt, resumable: None };
+                    let prompt = Prompt { kind: entry.kind, ids: entry.prompt, resumable: None };
                     (prompt, entry.output)
                 })
                 .unzip::<_, _, Vec<_>, Vec<_>>();
@@ -206,10 +205,8 @@ impl Demo<'_> {
     }
 
     fn bar(&self, name: &str, prompts: &[Prompt]) -> ProgressBar {
-        let tokens: usize = prompts
-            .iter()
-            .map(|prompt| prompt.ids.len() + self.args.max_tokens as usize - 1)
-            .sum();
+        let tokens: usize =
+            prompts.iter().map(|prompt| prompt.ids.len() + self.args.max_tokens as usize - 1).sum();
         let bar = ProgressBar::with_draw_target(Some(tokens as u64), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template(
             "{msg:28} {wide_bar} {pos:>7}/{len} tokens {per_sec:>14} {elapsed:>4}",

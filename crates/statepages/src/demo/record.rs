@@ -90,10 +90,10 @@ mod tests {
         };
         let text = [line("cold", 0), line("cold", 1), line("resumed", 0)].join("\n");
         let rounds = parse(&text).unwrap();
-        assert_eq!(rounds.iter().map(|(n, e)| (n.as_str(), e.len())).collect::<Vec<_>>(), [
-            ("cold", 2),
-            ("resumed", 1)
-        ]);
+        assert_eq!(
+            rounds.iter().map(|(n, e)| (n.as_str(), e.len())).collect::<Vec<_>>(),
+            [("cold", 2), ("resumed", 1)]
+        );
         for (bad, wanted) in [
             (line("cold", 0).replace("shared", "odd"), "odd"),
             (line("cold", 0).replace("[2]", "[]"), "output"),

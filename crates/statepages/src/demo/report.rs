@@ -55,10 +55,9 @@ impl Results {
 
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
-        for (title, rounds) in [
-            ("Each request alone", &self.rounds),
-            ("Several requests in flight", &self.concurrent),
-        ] {
+        for (title, rounds) in
+            [("Each request alone", &self.rounds), ("Several requests in flight", &self.concurrent)]
+        {
             if !rounds.is_empty() {
                 text.push_str(&format!("\n{title}\n{}\n", table(rounds)));
             }
@@ -123,8 +122,18 @@ fn round_json(round: &Round) -> Value {
 fn table(rounds: &[Round]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header([
-        "round", "kind", "requests", "prompt", "computed", "KV hit", "resumed", "allowed",
-        "lost, by reason", "queue ms", "TTFT ms", "identical",
+        "round",
+        "kind",
+        "requests",
+        "prompt",
+        "computed",
+        "KV hit",
+        "resumed",
+        "allowed",
+        "lost, by reason",
+        "queue ms",
+        "TTFT ms",
+        "identical",
     ]);
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -134,7 +143,8 @@ fn table(rounds: &[Round]) -> Table {
             let served: Vec<_> =
                 round.served.iter().filter(|served| served.kind == kind).cloned().collect();
             if !served.is_empty() {
-                let part = Round { name: round.name.clone(), concurrency: round.concurrency, served };
+                let part =
+                    Round { name: round.name.clone(), concurrency: round.concurrency, served };
                 table.add_row(row(&part, kind.name()));
             }
         }

@@ -128,6 +128,9 @@ mod tests {
         assert_ne!(base, of(2, &[0.5, -1.0]));
         assert_ne!(base, of(1, &[0.5, f32::from_bits((-1.0f32).to_bits() ^ 1)]));
         assert_ne!(of(1, &[0.0]), of(1, &[-0.0]));
-        assert_ne!(digest_of([&[1u32, 2][..], &[3]].into_iter()), digest_of([&[1u32][..], &[2, 3]].into_iter()));
+        assert_ne!(
+            digest_of([&[1u32, 2][..], &[3]].into_iter()),
+            digest_of([&[1u32][..], &[2, 3]].into_iter())
+        );
     }
 }

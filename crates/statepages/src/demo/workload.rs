@@ -132,10 +132,7 @@ impl Workload {
         let floor = |tokens: usize| tokens / self.block * self.block;
         prompts
             .iter()
-            .map(|prompt| Prompt {
-                resumable: Some(floor(prompt.ids.len() - 1)),
-                ..prompt.clone()
-            })
+            .map(|prompt| Prompt { resumable: Some(floor(prompt.ids.len() - 1)), ..prompt.clone() })
             .collect()
     }
 
