@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::api::{Compiler, CompilerApi, Handle, Status, Vendor};
-use crate::device::{Device, Kernel, Libraries, Module, Processor};
+use crate::device::{Allocation, Device, Kernel, Libraries, Module, Processor, Stream};
+use crate::pattern::argument;
 use crate::{DeviceError, KernelShape};
 
 /// The one source of all kernels.
@@ -96,6 +97,21 @@ impl Kernels {
     /// What became of the cache on disk.
     pub fn cache(&self) -> &CacheOutcome {
         &self.cache
+    }
+
+    /// Keeps a stream busy for a while, so that what is timed behind it is enqueued before it runs.
+    /// `scratch` has at least 8 bytes.
+    pub fn hold(
+        &self,
+        stream: &Stream,
+        rounds: u64,
+        scratch: &Allocation,
+    ) -> Result<(), DeviceError> {
+        assert!(scratch.bytes().get() >= 8, "scratch for one word");
+        let (mut rounds, mut out) = (rounds, scratch.address());
+        let mut arguments = [argument(&mut rounds), argument(&mut out)];
+        // SAFETY: the kernel's arguments; freeing the scratch waits.
+        unsafe { stream.launch(&self.hold, (1, 1), 1, &mut arguments) }
     }
 }
 

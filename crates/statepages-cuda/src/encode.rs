@@ -100,7 +100,10 @@ pub(crate) fn fixed(
     shape: TableShape,
     table: &mut [u8],
 ) -> Result<(), TooLarge> {
-    table[..shape.units_offset()].fill(0);
+    // Slots that no memory has: a kernel that overlooked the kind would not pass for a sound one.
+    for at in (0..shape.units_offset()).step_by(RECORD_BYTES) {
+        record(table, at, [u32::MAX, u32::MAX, 0, IDLE]);
+    }
     for (number, launch) in launches.enumerate() {
         let number = number as u32;
         let relocations = launch.iter().filter(|step| matches!(step, Step::Relocate { .. }));

@@ -134,19 +134,6 @@ impl<'a> Probe<'a> {
         Ok(words.map(|w| u64::from_le_bytes(w.try_into().expect("chunks of eight"))).collect())
     }
 
-    /// Keeps a stream busy for a while, so that what is timed behind it is enqueued before it runs.
-    pub fn hold(
-        &self,
-        stream: &Stream,
-        rounds: u64,
-        scratch: &Allocation,
-    ) -> Result<(), DeviceError> {
-        let (mut rounds, mut out) = (rounds, scratch.address());
-        let mut arguments = [argument(&mut rounds), argument(&mut out)];
-        // SAFETY: the kernel's arguments; freeing the scratch waits.
-        unsafe { stream.launch(&self.kernels.hold, (1, 1), 1, &mut arguments) }
-    }
-
     fn rows(
         &self,
         memory: &DeviceMemory,

@@ -24,6 +24,9 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Sizes of pages, slots and images of a DeepSeek-V4 config, and what fits into memory
     Geometry(GeometryArgs),
+    /// Measure parts of the system
+    #[command(subcommand)]
+    Bench(Bench),
     /// The demo's other process: reads a job on standard input, computes it without any cache
     #[command(hide = true)]
     ColdArm,
@@ -220,6 +223,97 @@ pub(crate) struct GeometryArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What to measure.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Stores and restores of whole batches, beside memcpy of the same bytes
+    Copy(BenchCopyArgs),
+}
+
+/// Which way the images of a benchmark go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// Slots to pages
+    Store,
+    /// Pages to slots
+    Restore,
+    /// Both in one batch
+    Mixed,
+}
+
+/// Flags of `bench copy`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchCopyArgs {
+    /// `cpu`, `cuda:N` or `hip:N`
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub(crate) device: BenchDevice,
+    /// A published model
+    #[arg(long, value_enum, default_value = "v4-pro")]
+    pub(crate) model: ModelName,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Fp8)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer
+    #[arg(long, value_enum, default_value_t = Indexer::Fp8)]
+    pub(crate) indexer: Indexer,
+    /// Draft tokens a step may verify; widens every ring
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) draft_tokens: u32,
+    /// Which bytes of a slot an image holds
+    #[arg(long, value_enum, default_value_t = Image::Live)]
+    pub(crate) image: Image,
+    /// Images of a batch; a row for each
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "N,N")]
+    pub(crate) images: Vec<u32>,
+    /// Which way they go
+    #[arg(long, value_enum, default_value = "mixed")]
+    pub(crate) direction: Direction,
+    /// Rounds of each arm; the median counts
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(crate) rounds: u32,
+    /// Bytes of images that batches take turns on, so that no cache holds the next batch's
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    pub(crate) rotate: ByteSize,
+    /// Threads, vectors a thread and resident blocks of the kernels
+    #[arg(long, value_name = "T,V,R", value_delimiter = ',', num_args = 3)]
+    pub(crate) shape: Option<Vec<u32>>,
+    /// Draw rate against images, an SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A device of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BenchDevice {
+    /// The host backend
+    Cpu,
+    /// An NVIDIA device
+    Cuda(u32),
+    /// An AMD device
+    Hip(u32),
+}
+
+impl std::str::FromStr for BenchDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected cpu, cuda:N or hip:N, got {text}");
+        let (kind, number) = match text.split_once(':') {
+            None if text == "cpu" => return Ok(Self::Cpu),
+            None => return Err(expected()),
+            Some((kind, number)) => (kind, number.parse().map_err(|_| expected())?),
+        };
+        match kind {
+            "cuda" => Ok(Self::Cuda(number)),
+            "hip" => Ok(Self::Hip(number)),
+            _ => Err(expected()),
+        }
+    }
 }
 
 impl DemoArgs {

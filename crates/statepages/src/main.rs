@@ -2,6 +2,8 @@
 //! project that knows flags, JSON and clocks.
 
 mod args;
+mod bench_copy;
+mod bench_gpu;
 mod built_in;
 mod demo;
 mod generate;
@@ -29,6 +31,9 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
+        Some(Command::Bench(args::Bench::Copy(args))) => {
+            bench_copy::run(&args).map(|()| ExitCode::SUCCESS)
+        }
         Some(Command::ColdArm) => demo::cold_arm().map(|()| ExitCode::SUCCESS),
     };
     match outcome {
