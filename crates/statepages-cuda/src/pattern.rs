@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use statepages_page::Bytes;
 
-use crate::device::{Allocation, Device, Stream};
+use crate::device::{Device, Stream};
 use crate::memory::{Buffer, DeviceMemory};
 use crate::{DeviceError, Kernels};
 

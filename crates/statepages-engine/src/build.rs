@@ -6,7 +6,7 @@
 
 use statepages_page::{Boundary, MaintenanceOps, RequestId, SlotId, Tokens};
 use statepages_store::{
-    Admit, AdmitReport, AdmitRequest, Ahead, Append, Filed, Progress, Residency,
+    Admit, AdmitReport, AdmitRequest, Ahead, Append, BackendOrder, Filed, Progress, Residency,
 };
 
 use crate::connector::{Connector, Load, LoadId, LoadQuery};
@@ -90,7 +90,8 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             let sequence = &self.sequences[&request];
             let running = sequence.running().expect("listed as running");
             let scheduled = self.control.scheduled(&running.residency);
-            if scheduled < running.place.prefill || scheduled == sequence.len() {
+            let decodes = scheduled >= running.place.prefill && scheduled < sequence.len();
+            if !decodes || !self.may_join(&running.residency) {
                 continue;
             }
             let end = scheduled + Tokens::new(1);
@@ -136,10 +137,8 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         for &request in self.running.values() {
             let running = self.sequences[&request].running().expect("listed as running");
             let start = self.control.scheduled(&running.residency);
-            if start == running.place.prefill {
-                continue;
-            }
             if start < running.place.prefill
+                && self.may_join(&running.residency)
                 && let Some(end) = budget.prefill(&placement, &running.place, start)
             {
                 parts.push(Part { request, end });
@@ -305,27 +304,33 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             admissions.push(running.admission);
         }
         self.totals.batches += 1;
-        let copied = self.copied(&batch.ops);
+        let restored = self.restored(&batch.ops);
         let trust = Trust::Sound;
-        self.flights.push_back(Flight { id: batch.id, receipt, admissions, copied, trust });
+        self.flights.push_back(Flight { id: batch.id, receipt, admissions, restored, trust });
         batch
     }
 
-    /// The residencies that a batch's copies touch: a store may ride a batch that its request has no
-    /// row in, and so may the restore of a parked request.
-    fn copied(&self, ops: &MaintenanceOps) -> Vec<Admission> {
-        if ops.is_empty() {
+    /// The residencies that a batch's restores write: the restore of a parked request rides a batch
+    /// that its request has no row in.
+    fn restored(&self, ops: &MaintenanceOps) -> Vec<Admission> {
+        if ops.restores.is_empty() {
             return Vec::new();
         }
-        let touched = |slot: SlotId| {
-            ops.stores.iter().any(|op| op.slot == slot)
-                || ops.restores.iter().any(|op| op.slot == slot)
-        };
+        let written = |slot: SlotId| ops.restores.iter().any(|op| op.slot == slot);
         let residents = self.running.values().chain(self.parked.values());
         residents
             .filter_map(|request| self.sequences[request].resident())
-            .filter(|(_, residency)| touched(residency.slot()))
+            .filter(|(_, residency)| written(residency.slot()))
             .map(|(admission, _)| admission)
             .collect()
+    }
+
+    /// Whether the next batch may touch the residency's slot: always where the backend keeps its
+    /// batches in order, else only once every batch in flight that touches it is settled.
+    fn may_join(&self, residency: &Residency) -> bool {
+        match self.control.config().order {
+            BackendOrder::Ordered => true,
+            BackendOrder::Unordered => self.control.in_flight(residency) == 0,
+        }
     }
 }

@@ -16,8 +16,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use statepages_model::Sampling;
 use statepages_page::{BatchId, Domain, LayoutId, RequestId, Tokens};
-use statepages_store::{ControlPlane, Outcome, Receipt, Residency};
+use statepages_store::{ControlPlane, EventDrain, Outcome, Receipt, Residency};
 
 use crate::connector::{Connector, LoadId, NoConnector};
 use crate::event::Event;
@@ -79,8 +80,8 @@ pub(crate) struct Flight {
     pub(crate) receipt: Receipt,
     /// The residency of each row, in row order.
     pub(crate) admissions: Vec<Admission>,
-    /// Residencies whose slot the batch's copies read or write, with a row in it or without.
-    pub(crate) copied: Vec<Admission>,
+    /// Residencies whose slot the batch's restores write, with a row in it or without.
+    pub(crate) restored: Vec<Admission>,
     pub(crate) trust: Trust,
 }
 
@@ -210,10 +211,10 @@ impl<R: Runner, C: Connector> Engine<R, C> {
     pub fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let admissible = self.admissible(&request);
         match &admissible {
-            Ok(()) => self.totals.submitted += 1,
+            Ok(_) => self.totals.submitted += 1,
             Err(_) => self.totals.refused += 1,
         }
-        admissible?;
+        let sampling = admissible?;
         let domain = Domain {
             tenant_salt: request.tenant_salt.as_deref(),
             adapter: request.adapter.as_deref(),
@@ -224,16 +225,17 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let (id, tag) = (request.id, domain.tag());
         self.issued.arrivals += 1;
         let arrival = Arrival(self.issued.arrivals);
-        let sequence = Sequence::new(request, arrival, tag, self.control.config().block);
+        let block = self.control.config().block;
+        let sequence = Sequence::new(request, sampling, arrival, tag, block);
         self.waiting.insert(arrival, id);
         self.sequences.insert(id, sequence);
         Ok(())
     }
 
-    fn admissible(&self, request: &Request) -> Result<(), Refusal> {
+    fn admissible(&self, request: &Request) -> Result<Sampling, Refusal> {
         let acceptable =
             Acceptable { vocab: self.limits.vocab(), tokens_max: self.limits.tokens_max() };
-        check(request, acceptable)?;
+        let sampling = check(request, acceptable)?;
         if self.sequences.contains_key(&request.id) {
             return Err(Refusal::DuplicateId(request.id));
         }
@@ -241,7 +243,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         if self.waiting.len() >= waiting_max as usize {
             return Err(Refusal::QueueFull { waiting_max });
         }
-        Ok(())
+        Ok(sampling)
     }
 
     /// Ends a request at whatever stage it is. Unknown and finished ones are ignored.
@@ -271,14 +273,14 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         &self.limits
     }
 
-    /// The control plane, for reading: events are drained through [`Self::control_mut`].
+    /// The control plane, for reading.
     pub const fn control(&self) -> &ControlPlane {
         &self.control
     }
 
-    /// The control plane, for its event log and its pool's size.
-    pub const fn control_mut(&mut self) -> &mut ControlPlane {
-        &mut self.control
+    /// What became findable and what no longer is, since the last call.
+    pub fn kv_events(&mut self) -> EventDrain<'_> {
+        self.control.events()
     }
 
     /// The runner.

@@ -7,6 +7,7 @@
 
 mod build;
 mod connector;
+mod cpu;
 mod delayed;
 mod engine;
 mod event;
@@ -17,14 +18,15 @@ mod metrics;
 mod null;
 mod output;
 mod recurrent;
+mod recurrent_runner;
 mod request;
 mod runner;
-mod sampling;
 mod schedule;
 mod sequence;
 mod settle;
 
 pub use connector::{Connector, Load, LoadDone, LoadId, LoadOutcome, LoadQuery, NoConnector};
+pub use cpu::CpuRunner;
 pub use delayed::{DelayedConnector, Faults, RemoteSource};
 pub use engine::{Engine, EngineParts, Progress};
 pub use event::Event;
@@ -33,7 +35,8 @@ pub use limits::{InFlight, LimitError, Limits, PoolFacts, RawLimits};
 pub use metrics::{Snapshot, Totals, Usage};
 pub use null::NullRunner;
 pub use output::{Failure, FinishReason, LoadEnd, Output, PreemptCause};
-pub use recurrent::{Latency, RecurrentModel, RecurrentRemote, RecurrentRunner, RunnerFaults};
+pub use recurrent::{RecurrentModel, RecurrentRemote};
+pub use recurrent_runner::{Effect, Latency, RecurrentRunner, RunnerFaults};
 pub use request::{LogitsReport, Refusal, Request, Sampling, Stop, TokenPlace};
 pub use runner::{
     LogitsWanted, RemoteState, Row, RowOutput, RunError, Runner, StepBatch, StepResult,

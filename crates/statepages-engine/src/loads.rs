@@ -72,7 +72,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let slot = parked.residency.slot();
         let touched = self.flights.iter().any(|flight| {
             behind.is_some_and(|behind| flight.id <= behind)
-                || flight.copied.contains(&parked.admission)
+                || flight.restored.contains(&parked.admission)
         });
         if touched {
             return;

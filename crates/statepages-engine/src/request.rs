@@ -5,7 +5,9 @@
 //! alone. So the scheduler never meets a request that cannot finish.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
+use statepages_model::{SamplingError, SamplingOptions};
 use statepages_page::{RequestId, Tokens};
 
 /// How the next token is chosen. Raw; checked at submission.
@@ -32,7 +34,8 @@ impl Sampling {
 pub struct Stop {
     /// Tokens generated at most; at least one.
     pub max_tokens: Tokens,
-    /// Ids that end the request when generated (end of text and the like).
+    /// Ids that end the request when generated (end of text and the like). The id itself is still
+    /// reported, as the last token.
     pub token_ids: Vec<u32>,
     /// Runs of generated tokens that end the request; none may be empty.
     pub sequences: Vec<Vec<u32>>,
@@ -179,8 +182,11 @@ pub(crate) struct Acceptable {
     pub(crate) tokens_max: Tokens,
 }
 
-/// Checks everything about a request that does not depend on other requests.
-pub(crate) fn check(request: &Request, acceptable: Acceptable) -> Result<(), Refusal> {
+/// Checks everything about a request that does not depend on other requests, and parses its sampling.
+pub(crate) fn check(
+    request: &Request,
+    acceptable: Acceptable,
+) -> Result<statepages_model::Sampling, Refusal> {
     if request.prompt.is_empty() {
         return Err(Refusal::EmptyPrompt);
     }
@@ -207,22 +213,25 @@ pub(crate) fn check(request: &Request, acceptable: Acceptable) -> Result<(), Ref
         }
         known(sequence, &|_| TokenPlace::StopSequence(index))?;
     }
-    check_sampling(&request.sampling)
+    parse_sampling(&request.sampling)
 }
 
-fn check_sampling(sampling: &Sampling) -> Result<(), Refusal> {
-    let bad = |field, expected, got| Err(Refusal::BadSampling { field, expected, got });
+fn parse_sampling(sampling: &Sampling) -> Result<statepages_model::Sampling, Refusal> {
+    let bad = |field, expected, got| Refusal::BadSampling { field, expected, got };
     let Sampling { temperature, top_k, top_p, seed: _ } = *sampling;
-    if !(temperature.is_finite() && temperature >= 0.0) {
-        return bad("temperature", "a finite number, at least 0", f64::from(temperature));
-    }
-    if top_k == Some(0) {
-        return bad("top_k", "at least 1", 0.0);
-    }
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return bad("top_p", "a number in (0, 1]", f64::from(top_p));
-    }
-    Ok(())
+    let top_k = match top_k {
+        None => None,
+        Some(k) => Some(NonZeroU32::new(k).ok_or(bad("top_k", "at least 1", 0.0))?),
+    };
+    statepages_model::Sampling::new(SamplingOptions { temperature, top_k, top_p }).map_err(
+        |error| match error {
+            SamplingError::TopP(got) => bad("top_p", "a number in (0, 1]", f64::from(got)),
+            SamplingError::Temperature(got) => {
+                bad("temperature", "a finite number, at least 0", f64::from(got))
+            }
+            other => unreachable!("the sampler names its parameters: {other}"),
+        },
+    )
 }
 
 /// What the tokens generated so far say about going on.
@@ -272,7 +281,7 @@ mod tests {
     fn checked(change: impl FnOnce(&mut Request)) -> Result<(), Refusal> {
         let mut request = good();
         change(&mut request);
-        check(&request, Acceptable { vocab: 10, tokens_max: Tokens::new(7) })
+        check(&request, Acceptable { vocab: 10, tokens_max: Tokens::new(7) }).map(|_| ())
     }
 
     #[test]

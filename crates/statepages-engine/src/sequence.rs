@@ -28,13 +28,14 @@
 //! Who may call what: `engine` alone owns sequences; planning reads them, the transitions below are
 //! the only writers of `state`.
 
+use statepages_model::Sampling;
 use statepages_page::{BatchId, BlockSize, Boundary, DomainTag, RequestId, Tokens};
 use statepages_store::{PromptKeys, Residency};
 
 use crate::connector::LoadId;
 use crate::metrics::Usage;
 use crate::output::FinishReason;
-use crate::request::{LogitsReport, Request, Sampling, Stop};
+use crate::request::{LogitsReport, Request, Stop};
 use crate::runner::RemoteState;
 
 /// Order of submission; requests are admitted in it.
@@ -64,6 +65,8 @@ pub(crate) struct Sequence {
     /// Tokens of the prompt.
     pub(crate) prompt: Tokens,
     pub(crate) sampling: Sampling,
+    /// Seeds every draw, together with the drawn token's position.
+    pub(crate) seed: u64,
     pub(crate) stop: Stop,
     pub(crate) logits: LogitsReport,
     pub(crate) remote: Remote,
@@ -156,14 +159,16 @@ pub(crate) enum Owed {
 }
 
 impl Sequence {
-    /// A waiting request.
+    /// A waiting request; `sampling` is the request's, parsed.
     pub(crate) fn new(
         request: Request,
+        sampling: Sampling,
         arrival: Arrival,
         domain: DomainTag,
         block: BlockSize,
     ) -> Self {
-        let Request { id, prompt, tenant_salt: _, adapter: _, sampling, stop, logits } = request;
+        let Request { id, prompt, tenant_salt: _, adapter: _, sampling: raw, stop, logits } =
+            request;
         let mut keys = PromptKeys::new(domain, block);
         keys.extend(&prompt);
         let prompt = keys.len();
@@ -173,6 +178,7 @@ impl Sequence {
             keys,
             prompt,
             sampling,
+            seed: raw.seed,
             stop,
             logits,
             remote: Remote::Untried,

@@ -5,6 +5,7 @@
 //! stores becomes visible. Every request in any of them gives up its residency and waits again; a
 //! request that was in `batch_failures_max` batches that failed by themselves ends with an error.
 
+use statepages_model::DrawAt;
 use statepages_page::{RequestId, Tokens};
 use statepages_store::Outcome;
 
@@ -13,7 +14,6 @@ use crate::engine::{Engine, Flight, Trust};
 use crate::output::{Failure, FinishReason, Output, PreemptCause};
 use crate::request::{LogitsReport, Verdict, judge};
 use crate::runner::{Row, RowOutput, RunError, Runner, StepBatch, StepResult};
-use crate::sampling::choose;
 use crate::sequence::Admission;
 
 impl<R: Runner, C: Connector> Engine<R, C> {
@@ -73,16 +73,18 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             RowOutput::Nothing => return,
             RowOutput::Token(token) => (Ok(token), None),
             RowOutput::Logits(logits) => {
-                (choose(&logits, &sequence.sampling, position), Some(logits))
+                let at = DrawAt { seed: sequence.seed, position: position.get() };
+                (sequence.sampling.sample(&logits, at), Some(logits))
             }
         };
         let token = match token {
             Ok(token) => token,
-            Err(what) => {
-                let reason = FinishReason::Failed(Failure::Logits(what));
+            Err(error) => {
+                let reason = FinishReason::Failed(Failure::Logits(error.to_string()));
                 return self.finish(row.request, reason);
             }
         };
+        assert!(token < self.limits.vocab(), "{}: token {token} of no vocabulary", row.request);
         let logits = match sequence.logits {
             LogitsReport::Attach => logits,
             LogitsReport::Omit => None,
@@ -114,8 +116,8 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
         }
-        for admission in flight.copied {
-            self.fail_copied(admission);
+        for admission in flight.restored {
+            self.unload_spoilt(admission);
         }
     }
 
@@ -132,14 +134,5 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
         }
         self.preempt(row.request, PreemptCause::BatchFailed);
-    }
-
-    /// A copy of the failed batch touched the residency's slot: nobody knows what it holds.
-    fn fail_copied(&mut self, admission: Admission) {
-        if let Some(&request) = self.running.get(&admission) {
-            self.preempt(request, PreemptCause::BatchFailed);
-        } else {
-            self.unload_spoilt(admission);
-        }
     }
 }

@@ -238,7 +238,7 @@ proptest! {
         seed in any::<u64>(),
         (steps_max, failing, doubled, stuck) in (0..9u32, 0..40u8, 0..40u8, 0..20u8),
         (pages, slots) in (24..80u32, 1..5u32),
-        (in_flight, latency) in (1..3u64, 0..4u32),
+        (in_flight, latency) in (1..3u64, 0..7u32),
         unordered in any::<bool>(),
         failing_batches in prop_oneof![3 => Just(0u8), 1 => 1..20u8],
         load_steps in 1..20u64,

@@ -2,10 +2,13 @@
 
 mod support;
 
-use statepages_engine::{Event, FinishReason, Output, Progress, Stop};
-use statepages_page::{Boundary, RequestId, Tokens};
+use statepages_engine::{
+    Effect, Engine, Event, Failure, FinishReason, Latency, Output, Progress, RecurrentRunner,
+    RunnerFaults, Stop,
+};
+use statepages_page::{Boundary, Pages, RequestId, Tokens};
 use statepages_store::{BackendOrder, LossReason, PromptKeys};
-use support::{BLOCK, MODEL, Setup, VOCAB, request, shared_domain, text};
+use support::{BLOCK, Heard, MODEL, Setup, VOCAB, request, shared_domain, text};
 
 /// An identical prompt that ends on a boundary must not resume there: its last token would be
 /// applied twice.
@@ -20,14 +23,17 @@ fn a1_an_identical_prompt_on_a_boundary_resumes_one_block_before_its_end() {
 
 #[test]
 fn a2_every_length_around_a_boundary_resumes_where_it_may() {
-    for interval in [None, Some(2)] {
-        for len in 5..=21 {
-            let mut harness = Setup { interval, ..Setup::ROOMY }.harness();
-            let prompt = text(2, len);
-            harness.run(request(1, &prompt, 3));
-            let again = harness.run(request(2, &prompt, 3)).resumed();
-            assert_eq!(again, [(len as u32 - 1) / BLOCK * BLOCK], "{len} tokens");
-            harness.verify();
+    for (in_flight, latency, budget) in [(1, 0, 64), (2, 3, 64), (2, 3, 7), (2, 2, 5)] {
+        for interval in [None, Some(2)] {
+            for len in 5..=21 {
+                let setup = Setup { interval, budget, in_flight, latency, ..Setup::ROOMY };
+                let mut harness = setup.harness();
+                let prompt = text(2, len);
+                harness.run(request(1, &prompt, 3));
+                let again = harness.run(request(2, &prompt, 3)).resumed();
+                assert_eq!(again, [(len as u32 - 1) / BLOCK * BLOCK], "{len} tokens, {setup:?}");
+                harness.verify();
+            }
         }
     }
 }
@@ -104,8 +110,8 @@ fn e1_an_abort_at_any_step_leaks_nothing() {
     for (in_flight, latency, order) in [
         (1, 0, BackendOrder::Ordered),
         (1, 1, BackendOrder::Unordered),
-        (2, 2, BackendOrder::Ordered),
-        (2, 2, BackendOrder::Unordered),
+        (2, 3, BackendOrder::Ordered),
+        (2, 3, BackendOrder::Unordered),
     ] {
         for steps in 0..14 {
             let setup = Setup { in_flight, latency, order, budget: 8, ..Setup::ROOMY };
@@ -123,6 +129,22 @@ fn e1_an_abort_at_any_step_leaks_nothing() {
             harness.verify();
         }
     }
+}
+
+/// The probe itself: an engine told that its runner keeps an order, which it does not, reuses slots
+/// and pages too early, and the model sees it.
+#[test]
+fn d1_reuse_before_the_receipt_shows() {
+    let setup = Setup { pages: 24, in_flight: 2, budget: 12, ..Setup::ROOMY };
+    let latency = Latency { polls: 3, effect: Effect::YoungestFirst };
+    let runner =
+        RecurrentRunner::new(MODEL, Pages::new(setup.pages), setup.slots, latency, None).unwrap();
+    let mut engine = Engine::new(setup.parts(), runner).unwrap();
+    for id in 0..12 {
+        engine.submit(request(id, &text(id as u32 % 4, 22), 6)).unwrap();
+    }
+    while engine.step() != Progress::Idle {}
+    assert!(!engine.runner().violations().is_empty());
 }
 
 /// A request that cannot be admitted holds nothing while it waits, and costs those before it
@@ -154,7 +176,7 @@ fn g4_simultaneous_crossings_cost_no_live_request_a_step() {
             interval,
             budget: 64 * 16,
             in_flight,
-            latency: u32::from(in_flight == 2),
+            latency: if in_flight == 2 { 3 } else { 0 },
             ..Setup::ROOMY
         };
         let mut harness = setup.harness();
@@ -193,7 +215,7 @@ fn j1_a_preempted_request_resumes_exactly() {
                     slots: 3,
                     interval,
                     in_flight,
-                    latency: 1,
+                    latency: 3,
                     order,
                     budget: 16,
                     ..Setup::ROOMY
@@ -209,6 +231,39 @@ fn j1_a_preempted_request_resumes_exactly() {
             }
         }
     }
+}
+
+/// After a failed batch a request starts again from its own checkpoints.
+#[test]
+fn j1_a_request_of_a_failed_batch_resumes_from_its_own_checkpoints() {
+    let faults = Some(RunnerFaults { seed: 1, failing: 20 });
+    for in_flight in [1, 2] {
+        let setup =
+            Setup { interval: Some(2), faults, in_flight, latency: 3, budget: 16, ..Setup::ROOMY };
+        let mut harness = setup.harness();
+        for id in 0..3 {
+            harness.submit(request(id, &text(40 + id as u32, 30), 20));
+        }
+        harness.finish();
+        harness.verify();
+        let resumed = harness.heard.values().flat_map(Heard::resumed).filter(|&at| at > 0);
+        assert!(resumed.count() > 0);
+        assert!(harness.engine.snapshot().totals.preempted_batch_failed > 0);
+    }
+}
+
+/// A request that is in too many failed batches ends, with the last one's account.
+#[test]
+fn a_request_of_failing_batches_ends_with_an_error() {
+    let faults = Some(RunnerFaults { seed: 1, failing: 100 });
+    let mut harness = Setup { faults, failures: 3, ..Setup::ROOMY }.harness();
+    let heard = harness.run(request(1, &text(1, 10), 4));
+    let FinishReason::Failed(Failure::Batches(what)) = heard.reason() else {
+        panic!("{:?}", heard.reason());
+    };
+    assert_eq!(what, "b3 was chosen to fail");
+    assert_eq!(heard.preempted, 2);
+    harness.verify();
 }
 
 /// The oldest request is never the one that gives way.
@@ -245,7 +300,7 @@ fn j3_no_hit_crosses_a_tenant_or_an_adapter() {
 #[test]
 fn j6_a_reset_leaves_what_is_in_flight_valid_and_nothing_to_hit() {
     for steps in 0..10 {
-        let setup = Setup { in_flight: 2, latency: 2, budget: 8, ..Setup::ROOMY };
+        let setup = Setup { in_flight: 2, latency: 3, budget: 8, ..Setup::ROOMY };
         let mut harness = setup.harness();
         let prompt = text(12, 26);
         harness.run(request(1, &prompt, 3));

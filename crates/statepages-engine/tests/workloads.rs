@@ -69,7 +69,7 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => (any::<u64>(), 1..30u8).prop_map(|(seed, failing)| Some(RunnerFaults { seed, failing })),
     ];
     let order = prop_oneof![Just(BackendOrder::Ordered), Just(BackendOrder::Unordered)];
-    (pool, 1..5u32, interval, 4..30u64, 1..3u64, 0..4u32, faults, order).prop_map(
+    (pool, 1..5u32, interval, 4..30u64, 1..3u64, 0..7u32, faults, order).prop_map(
         |(pages, slots, interval, budget, in_flight, latency, faults, order)| Setup {
             pages,
             slots,
@@ -177,7 +177,7 @@ fn two_replicas_fed_the_same_events_agree() {
     let setup = Setup {
         pages: 30,
         in_flight: 2,
-        latency: 1,
+        latency: 3,
         interval: Some(2),
         faults: Some(RunnerFaults { seed: 3, failing: 10 }),
         ..Setup::ROOMY

@@ -15,7 +15,7 @@ use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::pass::{Core, Pass, PerThread};
 use crate::row::RowFormat;
-use crate::state::{Entries, Tiles};
+use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
 use crate::weights::Weights;
 
@@ -129,8 +129,8 @@ impl Model {
     /// Runs a fixed load of the forward's own matrix kernel, alone, on all threads, and returns its
     /// floating-point operations: the yardstick of the forward's speed.
     pub fn run_products(&mut self) -> u64 {
-        let (rows, n, k) = (TILE_TOKENS, 512, 512);
-        let (tiles, rounds) = (2 * self.threads, 4);
+        let (rows, n, k) = (TILE_TOKENS, 256, 512);
+        let (tiles, rounds) = (2 * self.threads, 64);
         let machine = self.core.machine;
         let weights = Matrix::pack(n, k, &vec![0.5; n * k]);
         self.pool.install(|| {
@@ -211,7 +211,8 @@ impl Scratch {
         if pass.ratio != 0 {
             entry_rows.read_entries(pass, done, arena);
         }
-        window_rows.exchange_window(pass, done, arena);
+        window_rows.read_window(pass, done, arena);
+        store_window(pass, done, arena);
         tiles.par_iter_mut().for_each(|tile| {
             work.with(|work| tile.attend(pass, work, entry_rows, window_rows));
         });

@@ -149,7 +149,8 @@ impl<T: Default> PerThread<T> {
         Self((0..threads).map(|_| Mutex::default()).collect())
     }
 
-    /// Lends the calling thread's value. Only ever locked by its own thread.
+    /// Lends the calling thread's value. Only ever locked by its own thread, so `f` must not start
+    /// parallel work: waiting for it, the thread might take up a task that asks for the value too.
     ///
     /// # Panics
     /// Outside of the pool.

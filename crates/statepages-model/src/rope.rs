@@ -72,7 +72,8 @@ impl Yarn {
         };
         let low = libm::floor(correction(self.beta_fast)).max(0.0);
         let high = libm::ceil(correction(self.beta_slow)).min(columns - 1.0);
-        let span = if high == low { 0.001 } else { high - low };
+        let span = high - low;
+        let span = if span.abs() > 0.0 { span } else { 0.001 };
         ((f64::from(i) - low) / span).clamp(0.0, 1.0)
     }
 }

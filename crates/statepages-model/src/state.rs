@@ -6,8 +6,8 @@
 //! pool      reads compressor rings before the chunk, and the chunk's projections
 //! publish   writes the entries to pages, then the rings: last pool_len positions of the chunk
 //! keys      reads indexer rows of every visible entry         CSA layers
-//! window    reads window rows before the chunk, then writes the chunk's last ones
 //! entries   reads compressed rows that some token attends to
+//! window    reads window rows before the chunk, then writes the chunk's last ones
 //! ```
 //!
 //! - A ring row is read only for a position that the request has computed; positions before zero
@@ -90,6 +90,11 @@ fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) 
 }
 
 impl Tiles<'_> {
+    /// KV row of a token.
+    fn kv(&self, flat: usize, width: usize) -> &[f32] {
+        self.row(flat, |tile| (&tile.kv, width))
+    }
+
     fn row<'a>(&'a self, flat: usize, rows: impl Fn(&'a Tile) -> (&'a [f32], usize)) -> &'a [f32] {
         let (data, columns) = rows(&self.tiles[flat / self.len]);
         &data[flat % self.len * columns..][..columns]
@@ -205,8 +210,15 @@ impl Source<'_> {
 }
 
 impl Rows32 {
-    /// Makes room for `rows` rows of each sequence; what they hold is left to the caller.
-    fn place(&mut self, spans: &[Span<'_>], width: usize, rows: impl Fn(&Span<'_>) -> u32) {
+    /// Makes room for `rows` rows of each sequence and fills them, sequences in parallel; what a
+    /// caller does not fill is left as it was.
+    fn read<'a>(
+        &mut self,
+        spans: &[Span<'a>],
+        width: usize,
+        rows: impl Fn(&Span<'a>) -> u32,
+        fill: impl Fn(&Span<'a>, &mut [f32]) + Sync,
+    ) {
         self.first.clear();
         let mut total = 0;
         for span in spans {
@@ -217,73 +229,75 @@ impl Rows32 {
         if self.data.len() < total * width {
             self.data.resize(total * width, 0.0);
         }
-    }
-
-    fn row_mut(&mut self, sequence: usize, row: usize, width: usize) -> &mut [f32] {
-        &mut self.data[(self.first[sequence] + row) * width..][..width]
+        let mut rest = &mut self.data[..total * width];
+        let mut parts = Vec::with_capacity(spans.len());
+        for span in spans {
+            let (part, others) = rest.split_at_mut(rows(span) as usize * width);
+            parts.push((span, part));
+            rest = others;
+        }
+        parts.into_par_iter().for_each(|(span, part)| fill(span, part));
     }
 
     /// Indexer rows of every entry that the batch can see.
     pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
         let (core, width) = (pass.core, pass.core.dims.index_width);
-        self.place(&pass.plan.spans, width, |span| span.end / pass.ratio);
-        for (sequence, span) in pass.plan.spans.iter().enumerate() {
-            for entry in 0..span.end / pass.ratio {
+        let visible = |span: &Span<'_>| span.end / pass.ratio;
+        self.read(&pass.plan.spans, width, visible, |span, rows| {
+            for (entry, row) in (0..).zip(rows.chunks_exact_mut(width)) {
                 let at = core.geometry.indexer_row(pass.cache, entry).data;
-                let row = self.row_mut(sequence, entry as usize, width);
                 core.index.decode(page_row(arena, span.pages, &at), row);
             }
-        }
+        });
     }
 
     /// Compressed rows that some token of the batch attends to.
     pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let (core, width) = (pass.core, pass.core.dims.width);
-        self.place(&pass.plan.spans, width, |span| span.end / pass.ratio);
-        for (sequence, span) in pass.plan.spans.iter().enumerate() {
-            let visible = span.end / pass.ratio;
-            let mut needed = vec![!pass.indexed(); visible as usize];
+        let visible = |span: &Span<'_>| span.end / pass.ratio;
+        self.read(&pass.plan.spans, width, visible, |span, rows| {
+            let mut needed = vec![!pass.indexed(); visible(span) as usize];
             if pass.indexed() {
-                for position in span.start..span.end {
-                    let flat = span.flat(position);
-                    let tile = &tiles.tiles[flat / tiles.len];
-                    for &entry in tile.chosen_of(flat % tiles.len) {
+                for flat in span.first..span.flat(span.end) {
+                    for &entry in tiles.tiles[flat / tiles.len].chosen_of(flat % tiles.len) {
                         needed[entry as usize] = true;
                     }
                 }
             }
-            for entry in (0..visible).filter(|&entry| needed[entry as usize]) {
+            let rows = (0..).zip(needed).zip(rows.chunks_exact_mut(width));
+            for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
                 let at = core.geometry.compressed_row(pass.cache, entry, 0);
-                let row = self.row_mut(sequence, entry as usize, width);
                 core.kv.decode(page_row(arena, span.pages, &at), row);
             }
-        }
+        });
     }
 
-    /// Window rows of every token of the batch; then the rings take the chunk's last rows.
-    pub(crate) fn exchange_window(
-        &mut self,
-        pass: &Pass<'_>,
-        tiles: Tiles<'_>,
-        arena: &mut HostArena,
-    ) {
+    /// Window rows of every token of the batch.
+    pub(crate) fn read_window(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let (core, width, window) = (pass.core, pass.core.dims.width, pass.core.dims.window);
-        self.place(&pass.plan.spans, width, |span| span.end - span.window_start(window));
-        for (sequence, span) in pass.plan.spans.iter().enumerate() {
-            let first = span.window_start(window);
-            let at = |position| core.geometry.window_row(pass.cache, Tokens::new(position), 0);
-            let own = |position| tiles.row(span.flat(position), |tile| (&tile.kv, width));
-            for position in first..span.start {
-                let row = self.row_mut(sequence, (position - first) as usize, width);
-                core.kv.decode(slot_row(arena, span, &at(position)), row);
+        let seen = |span: &Span<'_>| span.end - span.window_start(window);
+        self.read(&pass.plan.spans, width, seen, |span, rows| {
+            let positions = span.window_start(window)..span.end;
+            for (position, row) in positions.zip(rows.chunks_exact_mut(width)) {
+                if position < span.start {
+                    let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
+                    core.kv.decode(slot_row(arena, span, &at), row);
+                } else {
+                    row.copy_from_slice(tiles.kv(span.flat(position), width));
+                }
             }
-            for position in span.start..span.end {
-                let row = self.row_mut(sequence, (position - first) as usize, width);
-                row.copy_from_slice(own(position));
-            }
-            for position in span.end.saturating_sub(window).max(span.start)..span.end {
-                core.kv.encode(own(position), slot_row_mut(arena, span, &at(position)));
-            }
+        });
+    }
+}
+
+/// Writes the chunks' last rows to the window rings.
+pub(crate) fn store_window(pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
+    let (core, dims) = (pass.core, &pass.core.dims);
+    for span in &pass.plan.spans {
+        for position in span.end.saturating_sub(dims.window).max(span.start)..span.end {
+            let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
+            let row = tiles.kv(span.flat(position), dims.width);
+            core.kv.encode(row, slot_row_mut(arena, span, &at));
         }
     }
 }

@@ -106,7 +106,9 @@ impl Tile {
         for (rope, angles) in [&core.dense_rope, &core.compressed_rope].iter().zip(&mut self.angles)
         {
             angles.clear();
-            tokens.iter().for_each(|token| rope.angles(token.position, angles));
+            for token in tokens {
+                rope.angles(token.position, angles);
+            }
         }
         self.residual.clear();
         for token in tokens {

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_config, tokens};
 use proptest::prelude::*;
@@ -55,15 +55,17 @@ fn every_chunk_size() {
 
 #[test]
 fn every_cut_near_a_boundary() {
-    let ids = small_tokens(2, 700);
+    let ids = small_tokens(2, 652);
     let want = alone(&SMALL, Rows::Bf16, &ids);
     let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    let vocab = SMALL.config().vocab_size;
     for boundary in [128, 256, 512] {
-        for first in boundary - 5..=boundary + 5 {
-            for second in [1, 2, 3, 4, 5, 127, 128, 129, 700] {
-                let got = rig.request(1, &pages(3, 5, 3), &ids, &[first, second, 700]);
-                let what = format!("cut at {first} and {second} later");
-                same(&got, &want, SMALL.config().vocab_size, what);
+        let ids = &ids[..boundary + 140];
+        let want = &want[..ids.len() * vocab as usize];
+        for first in boundary - 3..=boundary + 3 {
+            for second in [1, 2, 4, 5, 127, 128, 129] {
+                let got = rig.request(1, &pages(3, 5, 3), ids, &[first, second, 700]);
+                same(&got, want, vocab, format!("cut at {first} and {second} later"));
             }
         }
     }
@@ -78,11 +80,13 @@ fn every_machine_and_thread_count() {
         let geometry = harness::geometry(SMALL.config(), Rows::F32, 0);
         let threads = std::num::NonZeroUsize::MIN;
         if Model::new(SMALL.clone(), &geometry, RunOptions { isa, threads }).is_err() {
-            println!("{isa:?} is not tested: the machine lacks it");
+            eprintln!("{isa:?} is not tested: the machine lacks it");
             continue;
         }
         tried += 1;
-        for threads in [1, 2, 3, 7] {
+        // Plain operations are slow where fused multiply-adds are emulated.
+        let all = [1, 2, 3, 7];
+        for &threads in if isa == Isa::Scalar { &all[2..3] } else { &all[..] } {
             for chunks in [&[530][..], &[1, 200, 49, 48], &[97]] {
                 let mut rig = Rig::new(&SMALL, Rows::F32, isa, threads);
                 let got = rig.request(0, &pages(2, 1, 3), &ids, chunks);
@@ -270,6 +274,9 @@ fn rejected_drafts_leave_no_trace() {
     }
 }
 
+/// Logits of the requests of [`batch_mixes`], each alone.
+static WANT: OnceLock<Vec<Vec<f32>>> = OnceLock::new();
+
 /// One request's turn in a batch: which request, and how many of its tokens.
 fn schedule() -> impl Strategy<Value = Vec<Vec<(usize, usize)>>> {
     let length = prop_oneof![3 => Just(1usize), 2 => 2usize..9, 2 => 9usize..150];
@@ -285,7 +292,6 @@ proptest! {
         let vocab = SMALL.config().vocab_size as usize;
         let requests: Vec<Vec<u32>> =
             [300, 257, 130, 511].iter().zip(0..).map(|(&n, seed)| small_tokens(seed, n)).collect();
-        static WANT: std::sync::OnceLock<Vec<Vec<f32>>> = std::sync::OnceLock::new();
         let want = WANT.get_or_init(|| {
             requests.iter().map(|ids| alone(&SMALL, Rows::Bf16, ids)).collect()
         });

@@ -212,7 +212,7 @@ fn f32_rows_follow_the_reference() {
             }
             let counts = imposed.counts.into_inner().expect("no test thread has panicked");
             let (all, worst) = errors(&logits, &fixture.logits, vocab);
-            println!(
+            eprintln!(
                 "{name}, {} chunks: relative L2 {all:.1e}, worst token {worst:.1e}; {} choices, \
                  {:.2} % within a margin of {MARGIN:e}, {} of those other than the reference's",
                 if chunks.len() == 1 { "no" } else { "many" },

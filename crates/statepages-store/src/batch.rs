@@ -29,9 +29,11 @@ enum Access {
 }
 
 /// Where a drained boundary goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Store,
     Superseded,
+    Unfiled,
     SlotGone,
     Duplicate,
     NoRoom,
@@ -250,11 +252,9 @@ impl ControlPlane {
                 self.pending.insert(slot, entry);
                 continue;
             }
-            let Images::On { units, bytes, layout, .. } = self.images else {
-                panic!("boundaries are filed only where state is kept");
-            };
             let mut verdict = self.judge(slot, &entry);
-            if matches!(verdict, Verdict::Store) && self.make_room(units) == Room::Declined {
+            let units = self.store.units_per_record();
+            if verdict == Verdict::Store && self.make_room(units) == Room::Declined {
                 verdict = Verdict::NoRoom;
             }
             if self.pending.first() != Some(slot) {
@@ -262,47 +262,80 @@ impl ControlPlane {
                 // been taken for it.
                 continue;
             }
-            match verdict {
-                Verdict::Store => {}
-                Verdict::Superseded => self.counters.superseded += 1,
-                Verdict::SlotGone => self.counters.slot_gone += 1,
-                Verdict::NoRoom => self.counters.no_room += 1,
-                Verdict::Duplicate => self.counters.duplicate += 1,
-            }
-            if !matches!(verdict, Verdict::Store) {
-                let trace = match verdict {
-                    Verdict::Superseded | Verdict::NoRoom => Some(Trace::Dropped),
-                    Verdict::SlotGone => Some(Trace::Failed),
-                    Verdict::Duplicate | Verdict::Store => None,
-                };
-                if let Some(trace) = trace {
-                    self.index.set_trace(entry.image.key, trace);
-                }
-                self.drop_pending(slot);
-                continue;
-            }
-            let mut pages = std::mem::take(&mut self.scratch_pages);
-            pages.clear();
-            pages.extend((0..units).map(|_| self.pool.hold_vacant().expect("room was made")));
-            let record = self.store.begin(entry.image, &pages, &mut self.pool);
-            let unit_range = ops.push_units(&pages);
-            ops.stores.push(StoreOp {
-                checkpoint: self.store.id(record),
-                slot,
-                boundary: entry.image.boundary,
-                units: unit_range,
-                image: bytes,
-                layout,
-            });
-            self.scratch_pages = pages;
-            let proof = self.slots.proof(slot, entry.image.boundary.tokens());
-            cargo.stores.push(StoreTicket { record, proof });
-            self.touch(slot, batch, Access::Read, cargo);
-            self.pending.remove(slot);
-            if entry.source == Source::Scratch {
-                self.slots.retire(slot);
+            if verdict == Verdict::Store {
+                self.hand_out(slot, entry, ops, batch, cargo);
+            } else {
+                self.turn_down(slot, &entry.image, verdict);
             }
         }
+    }
+
+    /// Starts the store of a drained boundary on pages that are vacant.
+    fn hand_out(
+        &mut self,
+        slot: SlotId,
+        entry: Entry,
+        ops: &mut MaintenanceOps,
+        batch: BatchId,
+        cargo: &mut Cargo,
+    ) {
+        let Images::On { units, bytes, layout } = self.images else {
+            panic!("boundaries are filed only where state is kept");
+        };
+        let mut pages = std::mem::take(&mut self.scratch_pages);
+        pages.clear();
+        pages.extend((0..units).map(|_| self.pool.hold_vacant().expect("room was made")));
+        let record = self.store.begin(entry.image, &pages, &mut self.pool);
+        let units = ops.push_units(&pages);
+        self.scratch_pages = pages;
+        ops.stores.push(StoreOp {
+            checkpoint: self.store.id(record),
+            slot,
+            boundary: entry.image.boundary,
+            units,
+            image: bytes,
+            layout,
+        });
+        let proof = self.slots.proof(slot, entry.image.boundary.tokens());
+        cargo.stores.push(StoreTicket { record, proof });
+        self.touch(slot, batch, Access::Read, cargo);
+        self.pending.remove(slot);
+        if entry.source == Source::Scratch {
+            self.slots.retire(slot);
+        }
+    }
+
+    /// Drops a drained boundary for a counted reason.
+    fn turn_down(&mut self, slot: SlotId, image: &Image, verdict: Verdict) {
+        let counters = &mut self.counters;
+        let trace = match verdict {
+            Verdict::Store => panic!("a boundary that may be stored is not turned down"),
+            Verdict::Superseded => {
+                counters.superseded += 1;
+                Some(Trace::Dropped)
+            }
+            Verdict::NoRoom => {
+                counters.no_room += 1;
+                Some(Trace::Dropped)
+            }
+            Verdict::SlotGone => {
+                counters.slot_gone += 1;
+                Some(Trace::Failed)
+            }
+            Verdict::Duplicate => {
+                counters.duplicate += 1;
+                None
+            }
+            Verdict::Unfiled => {
+                counters.unfiled += 1;
+                counters.orphaned_keys += 1;
+                None
+            }
+        };
+        if let Some(trace) = trace {
+            self.index.set_trace(image.key, trace);
+        }
+        self.drop_pending(slot);
     }
 
     /// Whether the backend's batches in flight keep a slot from being touched by another.
@@ -320,6 +353,11 @@ impl ControlPlane {
         // A slot whose restore rides this same batch does not hold the state yet.
         if moved_on || self.restores.contains(slot) {
             return Verdict::Superseded;
+        }
+        // Its block was published, and given up before the boundary was filed: another request had
+        // computed the same block, and with that request's page the key went.
+        if self.slots.computed(slot) >= boundary.tokens() && self.index.page(key).is_none() {
+            return Verdict::Unfiled;
         }
         if self.store.lookup(key).is_some() || self.store.is_copying(key) {
             return Verdict::Duplicate;

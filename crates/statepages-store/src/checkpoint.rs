@@ -542,3 +542,6 @@ impl CheckpointStore {
             .map(|record| record.image.key)
     }
 }
+
+#[cfg(test)]
+mod tests;

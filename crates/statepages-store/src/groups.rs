@@ -158,13 +158,11 @@ impl GroupPool {
     pub fn resume(&mut self, key: ContentKey) -> Resume {
         let Some(id) = self.kept.get(key.raw()) else { return Resume::Missing };
         let pin = self.pin(SlotId::new(id));
-        match self.take() {
-            Some(own) => Resume::Done { own, pin },
-            None => {
-                self.unpin(pin);
-                Resume::NoGroup
-            }
-        }
+        let Some(own) = self.take() else {
+            self.unpin(pin);
+            return Resume::NoGroup;
+        };
+        Resume::Done { own, pin }
     }
 
     /// The forward that read the group is done.

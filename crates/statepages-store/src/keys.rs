@@ -22,6 +22,18 @@ impl PromptKeys {
         Self { domain, block, tokens: Vec::new(), keys: Vec::new() }
     }
 
+    /// Tokens with keys that an embedding engine has made by its own rule: one for each whole block,
+    /// each naming all tokens up to its block's end. `None` where their number differs.
+    pub fn with_keys(
+        domain: DomainTag,
+        block: BlockSize,
+        tokens: Vec<u32>,
+        keys: Vec<ContentKey>,
+    ) -> Option<Self> {
+        let whole = tokens.len() / block.get() as usize;
+        (keys.len() == whole).then_some(Self { domain, block, tokens, keys })
+    }
+
     /// Appends tokens and hashes each block they complete.
     pub fn extend(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);

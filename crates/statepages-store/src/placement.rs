@@ -140,6 +140,19 @@ impl Placement {
         first
     }
 
+    /// The boundaries kept inside a chunk that is not cut, in order: for classes whose forward can
+    /// emit the state at them on its way. What lies exactly on the chunk's end is [`Self::keep`]'s.
+    pub fn interior(&self, chunk: &Chunk) -> impl Iterator<Item = (Boundary, KeepReason)> + use<> {
+        let (rule, Chunk { start, end, prompt, demand }) = (*self, *chunk);
+        let next = move |after: Tokens| {
+            rule.candidates(after, prompt, demand)
+                .filter(|(_, boundary)| after < boundary.tokens() && boundary.tokens() < end)
+                .map(|(reason, boundary)| (boundary, reason))
+                .min_by_key(|(boundary, _)| *boundary)
+        };
+        std::iter::successors(next(start), move |(boundary, _)| next(boundary.tokens()))
+    }
+
     /// Whether the state at the end of a forward is kept, and why.
     pub fn keep(&self, progress: &Progress) -> Option<KeepReason> {
         let Progress { at, prompt, demand, last_kept, ahead } = *progress;

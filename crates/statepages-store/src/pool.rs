@@ -345,3 +345,6 @@ impl PagePool {
         assert!(linked.iter().all(|&id| self.pages[id as usize] == Page::Cached));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -320,3 +320,6 @@ impl SlotPool {
         counts[1]
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 use std::io::Write as _;
 
 use anyhow::{Context, Result, anyhow};
-use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value, json};
 use statepages_copy::CopyPlan;
 use statepages_geometry::{
@@ -42,7 +42,8 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
     } else {
         let mut table = Table::new();
         table.load_style(NOTHING);
-        for (name, value) in &facts {
+        // The layout id is a line of its own: it is longer than any column.
+        for (name, value) in facts.iter().filter(|(name, _)| *name != "layout_id") {
             let shown = match (name.ends_with("_bytes"), value.as_u64()) {
                 (true, Some(bytes)) => size::shown(Bytes::new(bytes)),
                 _ => String::new(),
@@ -50,7 +51,10 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             table.add_row([name.replace('_', " "), value, shown]);
         }
-        writeln!(out, "{table}")?;
+        if let Some(values) = table.column_mut(1) {
+            values.set_cell_alignment(CellAlignment::Right);
+        }
+        writeln!(out, "{table}\n\nlayout id: {}", geometry.layout().id)?;
     }
     Ok(())
 }
@@ -70,7 +74,7 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
         "page_unit_bytes": layout.page.page_bytes().get(),
         "slot_bytes": slot,
         "image_bytes": image,
-        "image_share_of_slot": image as f64 / slot as f64,
+        "image_share_of_slot": (image as f64 / slot as f64 * 1e4).round() / 1e4,
         "units_per_checkpoint": layout.units_per_checkpoint().get(),
         "kv_tokens_displaced": u64::from(layout.units_per_checkpoint().get())
             * u64::from(geometry.options().block.get()),

@@ -14,18 +14,22 @@ mod session;
 mod size;
 mod tokens;
 
+use std::env;
+use std::io;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
 use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Standard output is for results alone, so that --json can be piped.
-    let filter = tracing_subscriber::EnvFilter::try_from_env("STATEPAGES_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    if let Err(error) = log() {
+        eprintln!("statepages: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let outcome = match cli.command {
         None => demo::run(&args::DemoArgs::built_in()),
         Some(Command::Demo(args)) => demo::run(&args),
@@ -43,4 +47,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Variable that sets what is logged.
+const LOG_VARIABLE: &str = "STATEPAGES_LOG";
+/// Warnings, and the geometry that a start rests on. Each admission is logged at `info`.
+const LOG_BUILT_IN: &str = "warn,statepages::built_in=info";
+
+/// Logs go to standard error: standard output is for results alone, so that --json can be piped.
+fn log() -> Result<()> {
+    let filter = match env::var(LOG_VARIABLE) {
+        Ok(filter) => EnvFilter::try_new(&filter).with_context(|| {
+            format!("{LOG_VARIABLE}: expected a filter such as info, got {filter}")
+        })?,
+        Err(env::VarError::NotPresent) => EnvFilter::new(LOG_BUILT_IN),
+        Err(error) => return Err(error).context(LOG_VARIABLE),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    Ok(())
 }

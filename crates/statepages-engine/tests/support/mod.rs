@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use statepages_engine::{
-    Connector, Engine, EngineParts, FinishReason, Latency, LogitsReport, NoConnector, Output,
-    Progress, RawLimits, RecurrentModel, RecurrentRunner, Request, RunnerFaults, Sampling, Stop,
-    Usage,
+    Connector, Effect, Engine, EngineParts, FinishReason, Latency, LogitsReport, NoConnector,
+    Output, Progress, RawLimits, RecurrentModel, RecurrentRunner, Request, RunnerFaults, Sampling,
+    Stop, Usage,
 };
 use statepages_page::{BlockSize, Domain, DomainTag, Pages, RequestId, Tokens};
 use statepages_store::{
@@ -98,7 +98,11 @@ impl Setup {
     }
 
     pub(crate) fn runner(&self) -> RecurrentRunner {
-        let latency = Latency { polls: self.latency };
+        let effect = match self.order {
+            BackendOrder::Ordered => Effect::OldestFirst,
+            BackendOrder::Unordered => Effect::YoungestFirst,
+        };
+        let latency = Latency { polls: self.latency, effect };
         RecurrentRunner::new(MODEL, Pages::new(self.pages), self.slots, latency, self.faults)
             .unwrap()
     }

@@ -61,6 +61,28 @@ pub(crate) fn index_scores(machine: Machine, scores: IndexScores<'_>) {
     machine.run(scores);
 }
 
+/// Rows by their place in a list.
+trait Listed {
+    fn row(&self, i: usize, width: usize) -> &[f32];
+}
+
+impl Listed for RowList<'_> {
+    #[inline(always)]
+    fn row(&self, i: usize, width: usize) -> &[f32] {
+        &self.data[self.rows[i] as usize * width..][..width]
+    }
+}
+
+/// All rows, one after the other.
+struct Every<'a>(&'a [f32]);
+
+impl Listed for Every<'_> {
+    #[inline(always)]
+    fn row(&self, i: usize, width: usize) -> &[f32] {
+        &self.0[i * width..][..width]
+    }
+}
+
 /// Dot products of `Q` queries with `R` rows: lane `l` sums the columns `l mod 16` ascending, then
 /// [`tree`] adds the lanes.
 #[inline(always)]
@@ -70,11 +92,19 @@ fn dots<L: Lanes, const Q: usize, const R: usize>(
     rows: [&[[f32; LANES]]; R],
 ) -> [[f32; Q]; R] {
     let blocks = rows[0].len();
-    let q = q.map(|q| &q[..blocks]);
-    let rows = rows.map(|row| &row[..blocks]);
+    let (mut q, mut rows) = (q, rows);
+    for q in &mut q {
+        *q = &q[..blocks];
+    }
+    for row in &mut rows {
+        *row = &row[..blocks];
+    }
     let mut sums = [[l.splat(0.0); Q]; R];
     for i in 0..blocks {
-        let queries: [L::V; Q] = std::array::from_fn(|j| l.load(&q[j][i]));
+        let mut queries = [l.splat(0.0); Q];
+        for j in 0..Q {
+            queries[j] = l.load(&q[j][i]);
+        }
         for r in 0..R {
             let row = l.load(&rows[r][i]);
             for j in 0..Q {
@@ -88,21 +118,24 @@ fn dots<L: Lanes, const Q: usize, const R: usize>(
             l.store(&mut lanes[r][j], sums[r][j]);
         }
     }
-    lanes.map(|row| std::array::from_fn(|j| tree(&row[j])))
+    let mut out = [[0.0; Q]; R];
+    for r in 0..R {
+        for j in 0..Q {
+            out[r][j] = tree(&lanes[r][j]);
+        }
+    }
+    out
 }
 
 /// `out[i][j] = q[j] . row(i)` for the [`HEADS`] queries at `q`.
 #[inline(always)]
-fn scores<'a, L: Lanes>(
-    l: L,
-    q: &[f32],
-    width: usize,
-    out: &mut [[f32; HEADS]],
-    row: impl Fn(usize) -> &'a [f32],
-) {
-    let q: [&[[f32; LANES]]; HEADS] =
-        std::array::from_fn(|j| q[j * width..][..width].as_chunks::<LANES>().0);
-    let row = |i: usize| row(i).as_chunks::<LANES>().0;
+fn scores<L: Lanes>(l: L, q: &[f32], width: usize, out: &mut [[f32; HEADS]], list: &impl Listed) {
+    let mut queries = [&[][..]; HEADS];
+    for (j, query) in queries.iter_mut().enumerate() {
+        *query = q[j * width..][..width].as_chunks::<LANES>().0;
+    }
+    let q = queries;
+    let row = |i: usize| list.row(i, width).as_chunks::<LANES>().0;
     let whole = out.len() / 4 * 4;
     for i in (0..whole).step_by(4) {
         if L::WIDE {
@@ -157,7 +190,12 @@ impl<'a> Attend<'a> {
             let top = &mut top[i % HEADS];
             *top = if *top < peak { peak } else { *top };
         }
-        let shift = l.load(&std::array::from_fn(|i| top[i % HEADS]));
+        let (mut shifts, mut sink) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
+            shifts[i] = top[i % HEADS];
+            sink[i] = sinks[i % HEADS] - top[i % HEADS];
+        }
+        let shift = l.load(&shifts);
         let mut sum = l.splat(0.0);
         for block in body.iter_mut().chain([&mut last]) {
             let e = exp(l, l.sub(l.load(block), shift));
@@ -168,13 +206,14 @@ impl<'a> Attend<'a> {
         rest.copy_from_slice(&last[..n]);
         let mut sums = [0.0; LANES];
         l.store(&mut sums, sum);
-        let sink = exp(l, l.load(&std::array::from_fn(|i| sinks[i % HEADS] - top[i % HEADS])));
-        let mut sink_weights = [0.0; LANES];
-        l.store(&mut sink_weights, sink);
-        std::array::from_fn(|h| {
+        let sink_weight = exp(l, l.load(&sink));
+        l.store(&mut sink, sink_weight);
+        let mut reciprocals = [0.0; HEADS];
+        for h in 0..HEADS {
             let rows = (sums[h] + sums[h + HEADS]) + (sums[h + 2 * HEADS] + sums[h + 3 * HEADS]);
-            1.0 / (rows + sink_weights[h])
-        })
+            reciprocals[h] = 1.0 / (rows + sink[h]);
+        }
+        reciprocals
     }
 
     /// `out[h] = sum over rows of weight * row`, a chain per column, times the reciprocal
@@ -221,7 +260,7 @@ impl Kernel for Attend<'_> {
         for ((q, out), sinks) in groups.zip(outs).zip(self.sinks.as_chunks::<HEADS>().0) {
             let (first, second) = self.weights.split_at_mut(entries.rows.len());
             for (list, out) in [(entries, first), (window, second)] {
-                scores(l, q, width, out, |i| &list.data[list.rows[i] as usize * width..][..width]);
+                scores(l, q, width, out, &list);
             }
             let reciprocal = Self::softmax(l, self.scale, sinks, self.weights);
             let (first, second) = self.weights.split_at(entries.rows.len());
@@ -255,7 +294,7 @@ impl Kernel for IndexScores<'_> {
         self.products.resize(self.out.len(), [0.0; HEADS]);
         let groups = self.q.chunks_exact(HEADS * width);
         for (q, weights) in groups.zip(self.head_weights.as_chunks::<HEADS>().0) {
-            scores(l, q, width, self.products, |i| &self.keys[i * width..][..width]);
+            scores(l, q, width, self.products, &Every(self.keys));
             for (out, products) in self.out.iter_mut().zip(self.products.iter()) {
                 for (product, weight) in products.iter().zip(weights) {
                     // A dead head adds nothing, so that rows of dead heads tie exactly.

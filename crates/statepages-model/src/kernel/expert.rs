@@ -1,7 +1,7 @@
 //! The experts' gated activation and the sum of their outputs.
 
-use super::lanes::{Kernel, Lanes, Machine};
-use super::math::{block_at, for_each_block, silu, softplus};
+use super::lanes::{Kernel, LANES, Lanes, Machine};
+use super::math::{block_at, put_at, silu, softplus};
 
 /// `gate = silu(min(gate, limit)) * clamp(up, -limit, limit)`, in place.
 pub(crate) fn swiglu(machine: Machine, gate: &mut [f32], up: &[f32], limit: f32) {
@@ -18,11 +18,11 @@ impl Kernel for Swiglu<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let (limit, floor) = (l.splat(self.limit), l.splat(-self.limit));
-        for_each_block(self.gate, |gate, at| {
-            let g = silu(l, l.min(l.load(gate), limit));
+        for at in (0..self.gate.len()).step_by(LANES) {
+            let g = silu(l, l.min(l.load(&block_at(self.gate, at)), limit));
             let u = l.max(l.min(l.load(&block_at(self.up, at)), limit), floor);
-            l.store(gate, l.mul(g, u));
-        });
+            put_at(l, self.gate, at, l.mul(g, u));
+        }
     }
 }
 
@@ -41,10 +41,11 @@ impl Kernel for AddScaled<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let weight = l.splat(self.weight);
-        for_each_block(self.to, |to, at| {
-            let sum = l.fma(weight, l.load(&block_at(self.from, at)), l.load(to));
-            l.store(to, sum);
-        });
+        for at in (0..self.to.len()).step_by(LANES) {
+            let from = l.load(&block_at(self.from, at));
+            let sum = l.fma(weight, from, l.load(&block_at(self.to, at)));
+            put_at(l, self.to, at, sum);
+        }
     }
 }
 
@@ -60,9 +61,9 @@ struct SqrtSoftplus<'a> {
 impl Kernel for SqrtSoftplus<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        for_each_block(self.xs, |x, _| {
-            let y = l.sqrt(softplus(l, l.load(x)));
-            l.store(x, y);
-        });
+        for at in (0..self.xs.len()).step_by(LANES) {
+            let y = l.sqrt(softplus(l, l.load(&block_at(self.xs, at))));
+            put_at(l, self.xs, at, y);
+        }
     }
 }

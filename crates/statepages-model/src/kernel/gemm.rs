@@ -167,7 +167,11 @@ impl Gemm<'_> {
 
     #[inline(always)]
     fn inputs<const R: usize>(&self, row: usize, k0: usize, len: usize) -> [&[f32]; R] {
-        std::array::from_fn(|r| &self.a.data[(row + r) * self.a.stride + k0..][..len])
+        let mut rows = [&[][..]; R];
+        for (r, inputs) in rows.iter_mut().enumerate() {
+            *inputs = &self.a.data[(row + r) * self.a.stride + k0..][..len];
+        }
+        rows
     }
 
     /// Adds the sum of the block at `k0` to sixteen outputs of a row.

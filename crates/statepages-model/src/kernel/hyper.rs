@@ -78,6 +78,22 @@ impl Kernel for Mixes<'_> {
     }
 }
 
+/// Coefficient `i` before its activation.
+#[inline(always)]
+fn affine<L: Lanes>(l: L, rule: MixRule<'_>, z: &[[f32; LANES]], i: usize, scale: usize) -> L::V {
+    l.fma(l.load(&z[i]), l.splat(rule.scale[scale]), l.splat(rule.base[i]))
+}
+
+/// One coefficient of every token.
+#[inline(always)]
+fn spread<L: Lanes>(l: L, v: L::V, out: &mut [Mix], of: impl Fn(&mut Mix) -> &mut f32) {
+    let mut lanes = [0.0; LANES];
+    l.store(&mut lanes, v);
+    for (out, x) in out.iter_mut().zip(lanes) {
+        *of(out) = x;
+    }
+}
+
 impl Mixes<'_> {
     #[inline(always)]
     fn lanes<L: Lanes, const M: usize>(
@@ -87,29 +103,27 @@ impl Mixes<'_> {
         out: &mut [Mix],
     ) {
         let eps = l.splat(rule.eps);
-        let affine = |i: usize, scale: usize| {
-            l.fma(l.load(&z[i]), l.splat(rule.scale[scale]), l.splat(rule.base[i]))
-        };
-        let mut lanes = [0.0; LANES];
         for i in 0..M {
-            l.store(&mut lanes, l.add(sigmoid(l, affine(i, 0)), eps));
-            out.iter_mut().zip(lanes).for_each(|(out, x)| out.pre[i] = x);
+            let pre = l.add(sigmoid(l, affine(l, rule, z, i, 0)), eps);
+            spread(l, pre, out, |mix| &mut mix.pre[i]);
         }
         if rule.scale.len() == 1 {
             return;
         }
         for i in 0..M {
-            let post = sigmoid(l, affine(M + i, 1));
-            l.store(&mut lanes, l.add(post, post));
-            out.iter_mut().zip(lanes).for_each(|(out, x)| out.post[i] = x);
+            let post = sigmoid(l, affine(l, rule, z, M + i, 1));
+            spread(l, l.add(post, post), out, |mix| &mut mix.post[i]);
         }
-        let comb: [[L::V; M]; M] =
-            std::array::from_fn(|a| std::array::from_fn(|b| affine(2 * M + a * M + b, 2)));
+        let mut comb = [[eps; M]; M];
+        for a in 0..M {
+            for b in 0..M {
+                comb[a][b] = affine(l, rule, z, 2 * M + a * M + b, 2);
+            }
+        }
         let comb = Self::sinkhorn::<L, M>(l, comb, rule.iterations, eps);
         for a in 0..M {
             for b in 0..M {
-                l.store(&mut lanes, comb[a][b]);
-                out.iter_mut().zip(lanes).for_each(|(out, x)| out.comb[a][b] = x);
+                spread(l, comb[a][b], out, |mix| &mut mix.comb[a][b]);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! multiply-add included), so a kernel's bits depend on neither the machine nor the width of its
 //! registers. Reductions across lanes happen in one place, [`tree`], in one order.
 
+#[cfg(target_arch = "x86_64")]
 use pulp::{NullaryFnOnce, Simd};
 
 /// Lanes of a vector.
@@ -44,8 +45,9 @@ pub(crate) enum Machine {
     Avx512(pulp::x86::V4),
 }
 
-/// A piece of work over any [`Lanes`]. `run` must be `inline(always)`, else it is compiled without
-/// the instructions that it was dispatched to.
+/// A piece of work over any [`Lanes`]. `run` and all that it calls with lanes must be
+/// `inline(always)`, else they are compiled without the instructions that they were dispatched to:
+/// no closure may take lanes, since closures cannot be marked so.
 pub(crate) trait Kernel {
     fn run<L: Lanes>(self, l: L);
 }
@@ -341,18 +343,20 @@ mod x86 {
         #[inline(always)]
         fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
             let s = self.0;
-            let half = |i: usize| s.select_f32s(s.less_than_f32s(a[i], b[i]), yes[i], no[i]);
-            [half(0), half(1)]
+            [
+                s.select_f32s(s.less_than_f32s(a[0], b[0]), yes[0], no[0]),
+                s.select_f32s(s.less_than_f32s(a[1], b[1]), yes[1], no[1]),
+            ]
         }
 
         #[inline(always)]
         fn power_of_two(self, rounded: Self::V) -> Self::V {
-            let s = self.0;
-            let half = |i: usize| {
-                let shifted = s.wrapping_dyn_shl_u32s(cast(rounded[i]), s.splat_u32s(23));
-                cast(s.add_u32s(shifted, s.splat_u32s(0x3f80_0000)))
-            };
-            [half(0), half(1)]
+            let (s, one) = (self.0, self.0.splat_u32s(0x3f80_0000));
+            let by = s.splat_u32s(23);
+            [
+                cast(s.add_u32s(s.wrapping_dyn_shl_u32s(cast(rounded[0]), by), one)),
+                cast(s.add_u32s(s.wrapping_dyn_shl_u32s(cast(rounded[1]), by), one)),
+            ]
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Elementary functions as fixed sequences of exact lane operations.
 
-use super::lanes::{LANES, Lanes, ScalarLanes};
+use super::lanes::{Kernel, LANES, Lanes, Machine};
 
 /// 1.5 * 2^23: adding it rounds to an integer, ties to even, in the low bits of the significand.
 const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has trailing zero bits, so its multiples are exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Below this e^x is taken as zero: it leaves the normal f32 range.
 const EXP_MIN: f32 = -87.0;
@@ -29,6 +29,23 @@ pub(crate) fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
     }
     let y = l.mul(p, l.power_of_two(rounded));
     l.select_less(x, low, l.splat(0.0), y)
+}
+
+/// [`exp`] of every element, in place.
+pub(crate) fn exp_all(machine: Machine, xs: &mut [f32]) {
+    machine.run(ExpAll(xs));
+}
+
+struct ExpAll<'a>(&'a mut [f32]);
+
+impl Kernel for ExpAll<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        for at in (0..self.0.len()).step_by(LANES) {
+            let e = exp(l, l.load(&block_at(self.0, at)));
+            put_at(l, self.0, at, e);
+        }
+    }
 }
 
 /// 1 / (1 + e^-x).
@@ -62,27 +79,6 @@ pub(crate) fn softplus<L: Lanes>(l: L, x: L::V) -> L::V {
     l.add(l.max(x, zero), l.mul(p, z))
 }
 
-/// [`exp`] of one number, by the same operations.
-pub(crate) fn exp_one(x: f32) -> f32 {
-    exp(ScalarLanes, [x; LANES])[0]
-}
-
-/// Calls `f` for every sixteen elements of `xs`; the last call sees zeros behind the end.
-#[inline(always)]
-pub(crate) fn for_each_block(xs: &mut [f32], mut f: impl FnMut(&mut [f32; LANES], usize)) {
-    let (blocks, rest) = xs.as_chunks_mut::<LANES>();
-    let whole = blocks.len();
-    for (i, block) in blocks.iter_mut().enumerate() {
-        f(block, i * LANES);
-    }
-    if !rest.is_empty() {
-        let mut last = [0.0; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        f(&mut last, whole * LANES);
-        rest.copy_from_slice(&last[..rest.len()]);
-    }
-}
-
 /// Sixteen elements from `at`, zeros behind the end.
 #[inline(always)]
 pub(crate) fn block_at(xs: &[f32], at: usize) -> [f32; LANES] {
@@ -95,9 +91,28 @@ pub(crate) fn block_at(xs: &[f32], at: usize) -> [f32; LANES] {
     last
 }
 
+/// Stores sixteen elements from `at`, as far as there is room.
+#[inline(always)]
+pub(crate) fn put_at<L: Lanes>(l: L, xs: &mut [f32], at: usize, v: L::V) {
+    let xs = &mut xs[at..];
+    if let Some(block) = xs.first_chunk_mut::<LANES>() {
+        l.store(block, v);
+        return;
+    }
+    let mut last = [0.0; LANES];
+    l.store(&mut last, v);
+    let n = xs.len();
+    xs.copy_from_slice(&last[..n]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::lanes::ScalarLanes;
+
+    fn exp_one(x: f32) -> f32 {
+        exp(ScalarLanes, [x; LANES])[0]
+    }
 
     fn check(f: impl Fn([f32; LANES]) -> [f32; LANES], exact: impl Fn(f64) -> f64, tolerance: f64) {
         for i in -8600..8700 {
@@ -121,9 +136,9 @@ mod tests {
 
     #[test]
     fn exp_at_the_ends() {
-        assert_eq!(exp_one(f32::NEG_INFINITY), 0.0);
-        assert_eq!(exp_one(-1e30), 0.0);
-        assert_eq!(exp_one(0.0), 1.0);
+        assert_eq!(exp_one(f32::NEG_INFINITY).to_bits(), 0);
+        assert_eq!(exp_one(-1e30).to_bits(), 0);
+        assert_eq!(exp_one(0.0).to_bits(), 1.0f32.to_bits());
         assert!(exp_one(1e30).is_finite());
     }
 }

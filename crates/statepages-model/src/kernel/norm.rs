@@ -4,7 +4,7 @@
 //! [`tree`].
 
 use super::lanes::{Kernel, LANES, Lanes, Machine, tree};
-use super::math::{block_at, for_each_block};
+use super::math::{block_at, put_at};
 
 /// Weight of a norm.
 #[derive(Clone, Copy)]
@@ -55,14 +55,13 @@ pub(crate) fn rms_factor<L: Lanes>(l: L, xs: &[f32], eps: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn scale<L: Lanes>(l: L, xs: &mut [f32], factor: f32, w: NormWeight<'_>) {
     let factor = l.splat(factor);
-    for_each_block(xs, |block, at| {
-        let x = l.mul(l.load(block), factor);
-        let x = match w {
-            NormWeight::Each(w) => l.mul(x, l.load(&block_at(w, at))),
-            NormWeight::One => x,
-        };
-        l.store(block, x);
-    });
+    for at in (0..xs.len()).step_by(LANES) {
+        let mut x = l.mul(l.load(&block_at(xs, at)), factor);
+        if let NormWeight::Each(w) = w {
+            x = l.mul(x, l.load(&block_at(w, at)));
+        }
+        put_at(l, xs, at, x);
+    }
 }
 
 impl Kernel for RmsNorm<'_> {

@@ -21,22 +21,26 @@ struct Pool<'a> {
     out: &'a mut [f32],
 }
 
+#[inline(always)]
+fn column<L: Lanes>(l: L, row: &[f32], i: usize) -> L::V {
+    l.load(row[i * LANES..].first_chunk().expect("channels come in sixteens"))
+}
+
 impl Kernel for Pool<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let (blocks, rest) = self.out.as_chunks_mut::<LANES>();
         assert!(rest.is_empty(), "channels come in sixteens");
-        let at = |row: &[f32], i: usize| l.load(row[i * LANES..].first_chunk().expect("a row"));
         for (i, out) in blocks.iter_mut().enumerate() {
             let mut peak = l.splat(f32::NEG_INFINITY);
             for position in self.positions {
-                peak = l.max(peak, at(position.score, i));
+                peak = l.max(peak, column(l, position.score, i));
             }
             let (mut sum, mut weighted) = (l.splat(0.0), l.splat(0.0));
             for position in self.positions {
-                let e = exp(l, l.sub(at(position.score, i), peak));
+                let e = exp(l, l.sub(column(l, position.score, i), peak));
                 sum = l.add(sum, e);
-                weighted = l.fma(e, at(position.value, i), weighted);
+                weighted = l.fma(e, column(l, position.value, i), weighted);
             }
             l.store(out, l.div(weighted, sum));
         }

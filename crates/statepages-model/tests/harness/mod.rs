@@ -145,7 +145,7 @@ impl Rig {
     /// Fills every byte of pages and slots with copies of `pattern`.
     pub(crate) fn fill(&mut self, pattern: [u8; 4]) {
         let layout = self.geometry.layout().clone();
-        let mut paint = |bytes: &mut [u8]| {
+        let paint = |bytes: &mut [u8]| {
             bytes.chunks_mut(4).for_each(|b| b.copy_from_slice(&pattern[..b.len()]));
         };
         for region in 0..layout.page.regions().len() {

@@ -123,6 +123,32 @@ fn a_gated_boundary_is_resumed_exactly_even_where_a_later_one_is_ready_by_now() 
     rig.release(residency);
 }
 
+/// B9: the record is READY and the chain below it is broken, because another request's page carried
+/// the key of the first block and was given up.
+#[test]
+fn a_gated_boundary_behind_a_broken_chain_is_lost_and_a_plain_admission_starts_shorter() {
+    let mut rig = Rig::new(12, 3);
+    let text = keys(&prompt(1, 9));
+    let (mut holder, _) = rig.admit(&text);
+    rig.run(&mut holder, &text, 8);
+    rig.file(&holder, &text, 8);
+    rig.tick();
+    let gated = rig.plane.probe(&text).resumable;
+    assert_eq!(gated, at(8));
+    rig.fill(&keys(&prompt(1, 5)));
+    let vacant = rig.plane.gauges().pages_vacant;
+    let (taker, _) = rig.admit(&keys(&prompt(2, (vacant + 1) * BLOCK)));
+    assert_eq!(rig.plane.gauges().ready, 1, "the record's own key is still found");
+    assert_eq!((rig.kv(&text), rig.resumable(&text)), (0, 0));
+    let request = AdmitRequest { request: RequestId::new(77), keys: &text, gated: Some(gated) };
+    assert_eq!(rig.plane.try_admit(&request).unwrap_err().resumable, at(0));
+    rig.release(taker);
+    let (again, report) = rig.admit(&text);
+    assert_eq!(report.hit.resumable, at(0));
+    rig.release(again);
+    rig.release(holder);
+}
+
 /// 64 requests cross a rung together. Stores take what they need and no more, never so much that a
 /// live request could not have its next page before a receipt comes.
 #[test]

@@ -6,9 +6,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitReport, AdmitRequest, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
-    ControlPlane, ControlPlaneConfig, Filed, KeepReason, Outcome, PromptKeys, Receipt,
-    ReferenceOrder, Refusal, Residency, Schedulers, Speculation, StateRuntime, StateTransfer,
-    VictimPolicy,
+    ControlPlane, ControlPlaneConfig, Filed, KeepReason, Notice, Outcome, PromptKeys, Purpose,
+    Receipt, ReferenceOrder, Refusal, Residency, Schedulers, Speculation, StateRuntime,
+    StateTransfer, Victim, VictimPolicy, VictimView,
 };
 
 pub(crate) const BLOCK: u32 = 4;
@@ -188,5 +188,17 @@ impl Rig {
 
     pub(crate) fn key(keys: &PromptKeys, boundary: u32) -> ContentKey {
         keys.key_at(at(boundary)).unwrap()
+    }
+}
+
+/// Gives up checkpoints before cached blocks.
+#[derive(Debug)]
+pub(crate) struct RecordsFirst;
+
+impl VictimPolicy for RecordsFirst {
+    fn notice(&mut self, _: &Notice) {}
+    fn next_victim(&mut self, view: &VictimView<'_>, _: Purpose) -> Option<Victim> {
+        let record = view.oldest_checkpoint().map(Victim::Checkpoint);
+        record.or_else(|| view.oldest_page().map(Victim::Page))
     }
 }

@@ -56,6 +56,8 @@ pub(crate) fn compute(
     let program = env::current_exe().context("the cold arm: this program has no path")?;
     let mut child = Command::new(program)
         .arg("cold-arm")
+        // Its start-up facts are those of this process, which has logged them.
+        .env("STATEPAGES_LOG", "warn")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -55,11 +55,12 @@ impl Results {
 
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
-        for (title, rounds) in
-            [("Each request alone", &self.rounds), ("Several requests in flight", &self.concurrent)]
-        {
+        for (title, rounds) in [
+            ("Each request alone (tokens are sums, times are medians)", &self.rounds),
+            ("Several requests in flight", &self.concurrent),
+        ] {
             if !rounds.is_empty() {
-                text.push_str(&format!("\n{title}\n{}\n", table(rounds)));
+                text.push_str(&format!("\n{title}\n{}\n{}", table(rounds), losses(rounds)));
             }
         }
         let fates = self.counters.fates();
@@ -124,13 +125,11 @@ fn table(rounds: &[Round]) -> Table {
     table.load_style(UTF8_FULL_CONDENSED).set_header([
         "round",
         "kind",
-        "requests",
         "prompt",
         "computed",
         "KV hit",
         "resumed",
         "allowed",
-        "lost, by reason",
         "queue ms",
         "TTFT ms",
         "identical",
@@ -154,28 +153,38 @@ fn table(rounds: &[Round]) -> Table {
 }
 
 fn row(round: &Round, kind: &str) -> Vec<String> {
-    let lost: Vec<_> = LossReason::ALL
-        .into_iter()
-        .filter(|&reason| round.lost(reason) > 0)
-        .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
-        .collect();
     let (compared, identical) = round.compared();
-    let name = match round.concurrency {
-        1 => round.name.clone(),
-        n => format!("{} x{n}", round.name),
-    };
     vec![
-        name,
-        kind.to_owned(),
-        round.served.len().to_string(),
+        title(round),
+        format!("{} {kind}", round.served.len()),
         round.sum(|s| s.prompt.len()).to_string(),
         round.sum(|s| s.computed).to_string(),
         round.sum(|s| s.report.hit.kv.tokens().index()).to_string(),
         round.sum(Served::realised).to_string(),
         round.sum(|s| s.resumable.unwrap_or(s.realised())).to_string(),
-        lost.join(", "),
         format!("{:.1}", round.p50_ms(|s| s.queue)),
         format!("{:.1}", round.p50_ms(|s| s.ttft)),
         if compared == 0 { "-".to_owned() } else { format!("{identical}/{compared}") },
     ]
+}
+
+fn title(round: &Round) -> String {
+    match round.concurrency {
+        1 => round.name.clone(),
+        n => format!("{} x{n}", round.name.trim_end_matches("_concurrent")),
+    }
+}
+
+/// One line a round: why tokens were computed.
+fn losses(rounds: &[Round]) -> String {
+    let mut text = String::new();
+    for round in rounds {
+        let lost: Vec<_> = LossReason::ALL
+            .into_iter()
+            .filter(|&reason| round.lost(reason) > 0)
+            .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
+            .collect();
+        text.push_str(&format!("  computed in {}: {}\n", title(round), lost.join(", ")));
+    }
+    text
 }

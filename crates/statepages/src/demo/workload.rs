@@ -141,7 +141,7 @@ impl Workload {
         // The first token tells the tails apart, so that the shared prefix ends where it says.
         ids.push(u32::from(b'0') + sight as u32);
         // Residues of tail lengths are spread, too.
-        let tail = 300 + TURN * sight + index * 5;
+        let tail = TURN / sight + index * 5;
         ids.extend(self.corpus.passage(3 * index + sight, 89, tail));
         ids
     }
@@ -152,7 +152,7 @@ fn length(index: usize, requests: usize, block: usize) -> usize {
     let residue = match index {
         0 | 1 | 2 => [0, 1, block - 1][index],
         3 | 4 | 5 => [block - 1, 0, 1][index - 3],
-        _ => index * block / requests,
+        _ => (index - 5) * block / (requests - 5),
     };
     (BLOCKS_MIN + index * 3 % BLOCKS_SPREAD) * block + residue
 }

@@ -1,0 +1,240 @@
+//! The command, run as a user runs it.
+
+use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn statepages(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_statepages"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command starts")
+}
+
+fn json(output: &Output) -> Value {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
+}
+
+/// Fails, says each of `wanted` on standard error, and prints nothing else.
+fn refused(args: &[&str], wanted: &[&str]) {
+    let output = statepages(args);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{args:?} was taken");
+    assert!(output.stdout.is_empty(), "{args:?} printed a result");
+    for part in wanted {
+        assert!(errors.contains(part), "{args:?}: `{part}` not in: {errors}");
+    }
+    assert!(!errors.contains("panicked"), "{args:?}: {errors}");
+}
+
+/// `[page, slot, image, units, spans, tiles]` of a geometry; a zero is not looked at.
+fn geometry(args: &str, expected: [u64; 6]) {
+    let mut words = vec!["geometry", "--json"];
+    words.extend(args.split_whitespace());
+    let facts = json(&statepages(&words));
+    let names = [
+        "page_unit_bytes",
+        "slot_bytes",
+        "image_bytes",
+        "units_per_checkpoint",
+        "spans",
+        "tiles_4k",
+    ];
+    for (name, expected) in names.iter().zip(expected) {
+        if expected > 0 {
+            assert_eq!(facts[name], expected, "{name} of {args}");
+        }
+    }
+}
+
+#[test]
+fn geometry_prints_the_published_sizes() {
+    let pro = "--model v4-pro --kv fp8 --indexer fp8";
+    let whole = |drafts, expected| {
+        geometry(&format!("{pro} --draft-tokens {drafts} --image whole"), expected);
+    };
+    whole(0, [1_521_920, 25_395_200, 25_395_200, 17, 515, 6_657]);
+    whole(1, [1_521_920, 26_782_720, 26_782_720, 18, 546, 7_024]);
+    let carried = |drafts, expected| {
+        geometry(&format!("{pro} --draft-tokens {drafts} --image carried"), expected);
+    };
+    carried(0, [1_521_920, 25_395_200, 7_536_640, 5, 154, 1_975]);
+    carried(1, [1_521_920, 26_782_720, 7_883_520, 6, 281, 2_177]);
+    for drafts in [0, 1, 3, 5] {
+        geometry(&format!("{pro} --draft-tokens {drafts}"), [1_521_920, 0, 5_693_440, 4, 0, 0]);
+    }
+    let dspark = "--model v4-flash-dspark --kv bf16 --indexer fp8 --draft-tokens 5 --image";
+    geometry(&format!("{dspark} whole"), [1_594_624, 21_184_512, 21_184_512, 14, 0, 0]);
+    geometry(&format!("{dspark} carried"), [1_594_624, 21_184_512, 9_060_352, 6, 151, 2_342]);
+}
+
+#[test]
+fn geometry_says_what_fits() {
+    let args =
+        ["geometry", "--model", "v4-pro", "--memory", "80GiB", "--max-seqs", "256", "--json"];
+    let facts = json(&statepages(&args));
+    let (pages, units) = (52_169, 4);
+    assert_eq!(facts["pages"], pages);
+    assert_eq!(facts["slots"], 256);
+    assert_eq!(facts["images"], pages / units);
+    assert_eq!(facts["tokens"], pages * 256);
+    let table = statepages(&args[..7]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("80GiB") || table.contains("73.94 GiB"), "{table}");
+}
+
+#[test]
+fn bad_flags_are_named() {
+    refused(&["geometry"], &["--model"]);
+    refused(&["geometry", "--model", "v5"], &["v5", "v4-pro"]);
+    refused(
+        &["geometry", "--model", "v4-pro", "--block-size", "100"],
+        &["compress_ratios", "128", "100"],
+    );
+    refused(&["geometry", "--model", "v4-pro", "--block-size", "0"], &["--block-size", "got 0"]);
+    refused(
+        &["geometry", "--model", "v4-pro", "--memory", "lots", "--max-seqs", "1"],
+        &["--memory", "lots"],
+    );
+    refused(
+        &["geometry", "--model", "v4-pro", "--memory", "1GiB", "--max-seqs", "256"],
+        &["memory", "25395200"],
+    );
+    refused(&["geometry", "--config", "no/such/file.json"], &["--config", "no/such/file.json"]);
+    refused(&["demo", "--requests", "4"], &["--requests", "multiple of 3", "4"]);
+    refused(&["demo", "--max-tokens", "0"], &["--max-tokens"]);
+    refused(
+        &["demo", "--state-checkpoint-interval-tokens", "-7"],
+        &["--state-checkpoint-interval-tokens", "-7"],
+    );
+    refused(
+        &["demo", "--state-checkpoint-interval-tokens", "100"],
+        &["--state-checkpoint-interval-tokens", "256", "100"],
+    );
+    refused(&["demo", "--max-seqs", "0"], &["slots", "0"]);
+    refused(&["demo", "--pages", "3"], &["pages", "3"]);
+    refused(&["demo", "--max-batched-tokens", "2"], &["max_num_batched_tokens", "2"]);
+    refused(&["demo", "--prompts", "no/such/file"], &["--prompts", "no/such/file"]);
+    refused(&["demo", "--replay", "no/such/file"], &["--replay", "no/such/file"]);
+    refused(&["demo", "--record", "no/such/file"], &["--record", "no/such/file"]);
+    refused(&["demo", "--metrics-out", "no/such/file"], &["--metrics-out", "no/such/file"]);
+    refused(&["generate", "--prompt", "x", "--temperature", "NaN"], &["temperature", "NaN"]);
+    refused(&["generate", "--prompt", "x", "--top-p", "1.5"], &["top_p", "1.5"]);
+    refused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["max_tokens", "0"]);
+    refused(&["generate", "--prompt", ""], &["prompt"]);
+    refused(&["generate"], &["standard input is empty"]);
+    refused(&["cold-arm"], &["standard input holds no job"]);
+}
+
+#[test]
+fn generate_repeats_itself_and_obeys_its_seed() {
+    let run = |extra: &[&str]| {
+        let mut args =
+            vec!["generate", "--prompt", "A state is worth", "--max-tokens", "12", "--json"];
+        args.extend(extra);
+        json(&statepages(&args))
+    };
+    let greedy = run(&[]);
+    assert_eq!(greedy["token_ids"], run(&["--threads", "1"])["token_ids"]);
+    assert_eq!(greedy["token_ids"], run(&["--temperature", "1", "--top-k", "1"])["token_ids"]);
+    assert_eq!(greedy["prompt_tokens"], 16);
+    assert_eq!(greedy["finish_reason"], "length");
+    let hot = |seed| run(&["--temperature", "1.5", "--seed", seed])["token_ids"].clone();
+    assert_eq!(hot("1"), hot("1"));
+    assert_ne!(hot("1"), hot("2"));
+}
+
+#[test]
+fn generate_reads_standard_input_and_stops_at_a_text() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_statepages"))
+        .args(["generate", "--max-tokens", "8", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"piped text").unwrap();
+    let object = json(&child.wait_with_output().unwrap());
+    let ids: Vec<u64> =
+        object["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), 8);
+    // The first id that is an ASCII character can be written as a stop text.
+    if let Some(at) = ids.iter().position(|&id| id < 128) {
+        let stop = char::from(ids[at] as u8).to_string();
+        let args =
+            ["generate", "--prompt", "piped text", "--max-tokens", "8", "--json", "--stop", &stop];
+        let stopped = json(&statepages(&args));
+        assert_eq!(stopped["token_ids"].as_array().unwrap().len(), at + 1);
+        assert_eq!(stopped["finish_reason"], "stop");
+    }
+}
+
+/// One small demo gives everything that the next ones compare with: each costs half a minute.
+#[test]
+fn the_demo_resumes_records_replays_and_sees_a_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (record, metrics) = (path("record.jsonl"), path("metrics.txt"));
+    let small = ["demo", "--requests", "3", "--json"];
+    let demo = json(&statepages(
+        &[&small[..], &["--record", &record, "--metrics-out", &metrics]].concat(),
+    ));
+
+    assert_eq!(demo["requests"], 3);
+    assert_eq!(demo["outputs_identical"], 3);
+    let (cold, resumed) = (&demo["rounds"][0], &demo["rounds"][1]);
+    assert_eq!(cold["realised_tokens"], 0);
+    assert_eq!(cold["computed_tokens"], cold["prompt_tokens"]);
+    assert!(resumed["realised_tokens"].as_u64().unwrap() > 3 * 2_000);
+    assert_eq!(resumed["realised_tokens"], resumed["resumable_tokens"]);
+    assert_eq!(demo["concurrent"][1]["outputs_identical"], 3);
+    for round in [cold, resumed] {
+        let sum = |name: &str| round[name].as_u64().unwrap();
+        assert_eq!(sum("computed_tokens") + sum("realised_tokens"), sum("prompt_tokens"));
+        let lost = round["lost_tokens"].as_object().unwrap().values();
+        let lost: u64 = lost.map(|tokens| tokens.as_u64().unwrap()).sum();
+        assert_eq!(lost, sum("computed_tokens"), "every computed token has a reason");
+    }
+
+    let text = fs::read_to_string(&metrics).unwrap();
+    let documented = include_str!("../../../docs/metrics.md");
+    for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let name = line.split(' ').nth(2).unwrap();
+        let exposed = [name.to_owned(), format!("{name}_total")];
+        assert!(exposed.iter().any(|n| documented.contains(&format!("`{n}`"))), "{name}");
+    }
+    for name in documented.split('`').filter(|word| word.starts_with("statepages_")) {
+        assert!(text.contains(name), "{name} is documented and not written");
+    }
+    let lines: Vec<Value> = fs::read_to_string(format!("{metrics}.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let served = |round: &Value| round["requests"].as_u64().unwrap();
+    let all =
+        demo["rounds"].as_array().unwrap().iter().chain(demo["concurrent"].as_array().unwrap());
+    assert_eq!(lines.len() as u64, all.map(served).sum::<u64>());
+    for field in lines[0].as_object().unwrap().keys() {
+        assert!(documented.contains(&format!("`{field}`")), "{field} is not documented");
+    }
+
+    let recorded = fs::read_to_string(&record).unwrap();
+    let alone: Vec<_> = recorded.lines().filter(|line| !line.contains("_concurrent")).collect();
+    fs::write(&record, alone.join("\n")).unwrap();
+    let replay = json(&statepages(&["demo", "--json", "--replay", &record]));
+    assert_eq!(replay["requests"], 7);
+    assert_eq!(replay["outputs_identical"], 7);
+    for (round, again) in [cold, resumed].into_iter().zip(replay["rounds"].as_array().unwrap()) {
+        assert_eq!(round["prompts_sha256"], again["prompts_sha256"]);
+        assert_eq!(round["outputs_sha256"], again["outputs_sha256"]);
+    }
+
+    let fault = statepages(&[&small[..], &["--fault", "skip-restore"]].concat());
+    let fault = json(&fault);
+    assert_eq!(fault["outputs_identical"], 0, "the comparison sees a wrong resume");
+}
