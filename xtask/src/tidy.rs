@@ -13,6 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("statepages-geometry", &["statepages-page"]),
     ("statepages-store", &["statepages-page"]),
     ("statepages-copy", &["statepages-page"]),
+    ("statepages-cuda", &["statepages-page", "statepages-copy"]),
     ("statepages-model", &["statepages-page", "statepages-geometry", "statepages-copy"]),
     (
         "statepages-engine",
@@ -33,6 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "statepages-copy",
             "statepages-model",
             "statepages-engine",
+            "statepages-cuda",
         ],
     ),
     ("xtask", &[]),

@@ -66,19 +66,16 @@ impl Kernels {
         let options = target.options(shape, checks);
         let version = compiler_version(&compiler)?;
         let file = cache.map(|dir| dir.join(file_name(&options, version, device.name())));
-        let (code, cache) = match file.as_deref().and_then(read_cached) {
-            Some(code) => (code, CacheOutcome::Hit),
-            None => {
-                let code = compile(&compiler, &options)?;
-                let cache = match file {
-                    None => CacheOutcome::Unused,
-                    Some(file) => match write_cached(&file, &code) {
-                        Ok(()) => CacheOutcome::Written,
-                        Err(error) => CacheOutcome::Failed(format!("{}: {error}", file.display())),
-                    },
-                };
-                (code, cache)
-            }
+        let (code, cache) = if let Some(code) = file.as_deref().and_then(read_cached) {
+            (code, CacheOutcome::Hit)
+        } else {
+            let code = compile(&compiler, &options)?;
+            let cache =
+                file.map_or(CacheOutcome::Unused, |file| match write_cached(&file, &code) {
+                    Ok(()) => CacheOutcome::Written,
+                    Err(error) => CacheOutcome::Failed(format!("{}: {error}", file.display())),
+                });
+            (code, cache)
         };
         let module = device.module(&code)?;
         Ok(Self {

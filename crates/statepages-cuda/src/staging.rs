@@ -108,13 +108,11 @@ impl Staging {
 
     pub(crate) fn take(&mut self, device: &Device, bytes: usize) -> Result<Staged, DeviceError> {
         // The one given back first has rested longest.
-        match self.free.iter().position(|staged| staged.bytes() >= bytes) {
-            Some(index) => Ok(self.free.remove(index)),
-            None => {
-                self.added += 1;
-                Staged::new(device, bytes)
-            }
+        if let Some(index) = self.free.iter().position(|staged| staged.bytes() >= bytes) {
+            return Ok(self.free.remove(index));
         }
+        self.added += 1;
+        Staged::new(device, bytes)
     }
 
     /// Takes a table back whose event is past.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
+use statepages_cuda::KernelShape;
 
 use crate::size::ByteSize;
 
@@ -276,15 +277,48 @@ pub(crate) struct BenchCopyArgs {
     /// Bytes of images that batches take turns on, so that no cache holds the next batch's
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     pub(crate) rotate: ByteSize,
-    /// Threads, vectors a thread and resident blocks of the kernels
-    #[arg(long, value_name = "T,V,R", value_delimiter = ',', num_args = 3)]
-    pub(crate) shape: Option<Vec<u32>>,
+    /// Where the units of an image lie in the pool
+    #[arg(long, value_enum, default_value = "anywhere")]
+    pub(crate) units: Units,
+    /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
+    #[arg(long, value_name = "T,V,R")]
+    pub(crate) shape: Option<Shape>,
     /// Draw rate against images, an SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) picture: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Where the units of a benchmark's images lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Units {
+    /// Shuffled over the pool, as in a pool that has been in use
+    Anywhere,
+    /// One behind the other
+    InOrder,
+}
+
+/// Shape of a GPU's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape(pub(crate) KernelShape);
+
+impl std::str::FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+        let shape = match numbers.as_deref() {
+            Ok(&[threads, vectors, resident]) => KernelShape::new(threads, vectors, resident),
+            _ => None,
+        };
+        shape.map(Self).ok_or_else(|| {
+            format!(
+                "expected threads (a multiple of 64), vectors (1-16), blocks (1-32), got {text}"
+            )
+        })
+    }
 }
 
 /// A device of a benchmark.

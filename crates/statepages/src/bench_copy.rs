@@ -20,7 +20,7 @@ use statepages_page::{
     StoreOp,
 };
 
-use crate::args::{BenchCopyArgs, BenchDevice, Direction};
+use crate::args::{BenchCopyArgs, BenchDevice, Direction, Units};
 use crate::bench_gpu::GpuArms;
 use crate::geometry_command::preset;
 
@@ -128,7 +128,7 @@ fn sizes(args: &BenchCopyArgs, layout: &StateLayout) -> Sizes {
     }
 }
 
-/// Batches of one row: slots in order, units anywhere in the pool.
+/// Batches of one row, slots in order.
 fn batches(
     args: &BenchCopyArgs,
     layout: &StateLayout,
@@ -136,10 +136,12 @@ fn batches(
     images: u32,
 ) -> Vec<MaintenanceOps> {
     let mut pages: Vec<u32> = (0..sizes.pages.get()).collect();
-    let mut state = SEED;
-    for index in (1..pages.len()).rev() {
-        state = pattern::mix(state.wrapping_add(index as u64));
-        pages.swap(index, (state % (index as u64 + 1)) as usize);
+    if args.units == Units::Anywhere {
+        let mut state = SEED;
+        for index in (1..pages.len()).rev() {
+            state = pattern::mix(state.wrapping_add(index as u64));
+            pages.swap(index, (state % (index as u64 + 1)) as usize);
+        }
     }
     let mut free = pages.into_iter().map(PageId::new);
     let units = layout.units_per_checkpoint().index();
@@ -304,6 +306,7 @@ fn print(args: &BenchCopyArgs, layout: &StateLayout, device: &str, rows: &[Row])
             "layout_id": layout.id.as_str(),
             "image": layout.image.rule.name(),
             "direction": direction,
+            "units": format!("{:?}", args.units),
             "rounds": args.rounds,
             "image_bytes": layout.image.image_bytes().get(),
             "slot_bytes": layout.slot.slot_bytes().get(),

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use statepages_copy::{CopyBackend, CopyState};
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, Event,
@@ -38,12 +38,7 @@ impl GpuArms {
             BenchDevice::Cuda(ordinal) => (Vendor::Cuda, ordinal),
             BenchDevice::Hip(ordinal) => (Vendor::Hip, ordinal),
         };
-        let shape = match args.shape.as_deref() {
-            None => KernelShape::MEASURED,
-            Some(&[threads, vectors, resident]) => KernelShape::new(threads, vectors, resident)
-                .ok_or_else(|| anyhow!("--shape: no kernel has the shape {:?}", args.shape))?,
-            Some(other) => bail!("--shape: expected 3 numbers, got {}", other.len()),
-        };
+        let shape = args.shape.map_or(KernelShape::MEASURED, |shape| shape.0);
         let libraries = Libraries::installed(vendor);
         let device = Device::open(&libraries, ordinal).context("--device")?;
         let memory = DeviceMemory::allocate(&device, layout, sizes.pages, sizes.slots)?;

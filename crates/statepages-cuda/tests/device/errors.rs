@@ -168,9 +168,9 @@ fn foreign_buffers_are_checked() {
         change(&mut planes[0]);
         check(&regions, &planes)
     };
-    let small = spoil(&|plane| plane.bytes = plane.bytes - Bytes::new(16));
+    let small = spoil(&|plane| plane.bytes -= Bytes::new(16));
     assert!(matches!(small, Err(MemoryError::TooSmall { .. })), "{small:?}");
-    let narrow = spoil(&|plane| plane.stride = plane.stride - Bytes::new(16));
+    let narrow = spoil(&|plane| plane.stride -= Bytes::new(16));
     assert!(matches!(narrow, Err(MemoryError::Stride { .. })), "{narrow:?}");
     let skewed = spoil(&|plane| plane.address += 8);
     assert!(matches!(skewed, Err(MemoryError::Unaligned { what: "address", .. })), "{skewed:?}");

@@ -49,7 +49,7 @@ fn mini(libraries: &Libraries, device: &Device, variant: Variant, batches: usize
     let layout = variant.of(&config);
     let size = (layout.units_per_checkpoint().get() * 5 + 3, 6);
     let memory = DeviceMemory::allocate(device, &layout, Pages::new(size.0), size.1).unwrap();
-    let checks = if seed % 3 == 0 { Checks::HostAndKernel } else { Checks::Host };
+    let checks = if seed.is_multiple_of(3) { Checks::HostAndKernel } else { Checks::Host };
     let backend = DeviceBackend::new(libraries, layout.clone(), &memory, &options(checks)).unwrap();
     let mut pair = Pair::new(&layout, (backend, memory), seed);
     let shape = GraphShape { launches: 2, relocations: 4, images: 6 };
@@ -93,7 +93,7 @@ fn mini_geometries_equal_the_host() {
         }
     });
     let seconds = started.elapsed().as_secs_f64();
-    println!("{} batches on {} layouts, {seconds:.1} s", each * variants.len(), variants.len());
+    eprintln!("{} batches on {} layouts, {seconds:.1} s", each * variants.len(), variants.len());
 }
 
 #[test]
@@ -258,12 +258,12 @@ fn v4_pro_at_full_size_equals_the_host() {
         });
         touched.sort_unstable();
         touched.dedup();
-        println!("{rule:?}: {} pages touched", touched.len());
+        eprintln!("{rule:?}: {} pages touched", touched.len());
         let probe = Probe::new(&device, backend.kernels()).unwrap();
         let after = Some(whole(&probe, &memory));
         assert!(after == before, "{rule:?}: an item that no operation names has changed");
     }
     let gigabytes = (page * u64::from(PRO_PAGES)) as f64 / 1e9;
     let seconds = started.elapsed().as_secs_f64();
-    println!("{PRO_BATCHES} batches on {gigabytes:.1} GB of V4-Pro pages, {seconds:.1} s");
+    eprintln!("{PRO_BATCHES} batches on {gigabytes:.1} GB of V4-Pro pages, {seconds:.1} s");
 }
