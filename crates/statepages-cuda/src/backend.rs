@@ -13,6 +13,7 @@
 //!
 //! The engine calls, from one thread at a time.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,6 +44,8 @@ pub struct DeviceOptions {
     pub staging: StagingLimits,
     /// Folder of compiled kernels.
     pub cache: Option<PathBuf>,
+    /// [`crate::KERNEL_SOURCE`], or a variant of it that is being measured.
+    pub source: Cow<'static, str>,
 }
 
 /// Executes batches on a [`DeviceMemory`].
@@ -117,8 +120,7 @@ impl DeviceBackend {
         (stream, order): (Stream, CopyOrder),
     ) -> Result<Self, DeviceError> {
         let device = stream.device().clone();
-        let cache = options.cache.as_deref();
-        let kernels = Kernels::new(&device, libraries, options.shape, options.checks, cache)?;
+        let kernels = Kernels::new(&device, libraries, options)?;
         let uploads = device.stream()?;
         let resident = Resident::new(&device, &uploads, &layout, memory, kernels)?;
         let table = TableShape {

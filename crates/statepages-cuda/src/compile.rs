@@ -1,6 +1,6 @@
 //! Compiles the kernels for the device that was found, and keeps the machine code on disk.
 //!
-//! A cached file is named by the digest of everything that decides the code: source, options,
+//! A cached file is named by the digest of everything that decides the code: source, flags,
 //! compiler version, processor. It begins with the digest of the code that follows, so a file that
 //! was torn or changed is compiled anew.
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::api::{Compiler, CompilerApi, Handle, Status, Vendor};
 use crate::device::{Allocation, Device, Kernel, Libraries, Module, Processor, Stream};
 use crate::pattern::argument;
-use crate::{DeviceError, KernelShape};
+use crate::{DeviceError, DeviceOptions, KernelShape};
 
 /// The one source of all kernels.
 pub const KERNEL_SOURCE: &str = include_str!("../kernels/copy.cu");
@@ -53,23 +53,23 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Compiles for `device`, or reads what an earlier run compiled from the folder `cache`.
+    /// Compiles for `device`, or reads what an earlier run compiled from the cache.
     pub fn new(
         device: &Device,
         libraries: &Libraries,
-        shape: KernelShape,
-        checks: Checks,
-        cache: Option<&Path>,
+        options: &DeviceOptions,
     ) -> Result<Self, DeviceError> {
+        let DeviceOptions { shape, checks, ref source, .. } = *options;
         let compiler = CompilerApi::load(libraries.vendor, &libraries.compiler)?;
         let target = Target { vendor: device.vendor(), processor: device.processor() };
-        let options = target.options(shape, checks);
+        let flags = target.flags(shape, checks);
         let version = compiler_version(&compiler)?;
-        let file = cache.map(|dir| dir.join(file_name(&options, version, device.name())));
+        let name = || file_name(source, &flags, version, device.name());
+        let file = options.cache.as_ref().map(|dir| dir.join(name()));
         let (code, cache) = if let Some(code) = file.as_deref().and_then(read_cached) {
             (code, CacheOutcome::Hit)
         } else {
-            let code = compile(&compiler, &options)?;
+            let code = compile(&compiler, source, &flags)?;
             let cache =
                 file.map_or(CacheOutcome::Unused, |file| match write_cached(&file, &code) {
                     Ok(()) => CacheOutcome::Written,
@@ -121,7 +121,7 @@ pub fn compile_for(
 ) -> Result<Vec<u8>, DeviceError> {
     let compiler = CompilerApi::load(libraries.vendor, &libraries.compiler)?;
     let target = Target { vendor: libraries.vendor, processor: Some(processor) };
-    compile(&compiler, &target.options(shape, checks))
+    compile(&compiler, KERNEL_SOURCE, &target.flags(shape, checks))
 }
 
 struct Target {
@@ -130,19 +130,19 @@ struct Target {
 }
 
 impl Target {
-    fn options(&self, shape: KernelShape, checks: Checks) -> Vec<String> {
-        let mut options = vec![
+    fn flags(&self, shape: KernelShape, checks: Checks) -> Vec<String> {
+        let mut flags = vec![
             format!("-DTHREADS={}u", shape.threads()),
             format!("-DVECTORS={}u", shape.vectors()),
             format!("-DRESIDENT={}", shape.resident()),
         ];
         if let (Vendor::Cuda, Some(Processor { major, minor })) = (self.vendor, self.processor) {
-            options.push(format!("--gpu-architecture=sm_{major}{minor}"));
+            flags.push(format!("--gpu-architecture=sm_{major}{minor}"));
         }
         if checks == Checks::HostAndKernel {
-            options.push("-DSTATEPAGES_CHECKED".into());
+            flags.push("-DSTATEPAGES_CHECKED".into());
         }
-        options
+        flags
     }
 }
 
@@ -174,14 +174,14 @@ impl Drop for Program<'_> {
     }
 }
 
-fn compile(compiler: &CompilerApi, options: &[String]) -> Result<Vec<u8>, DeviceError> {
+fn compile(compiler: &CompilerApi, source: &str, flags: &[String]) -> Result<Vec<u8>, DeviceError> {
     let api = &compiler.compiler;
-    let source = CString::new(KERNEL_SOURCE).expect("the source holds no zero byte");
-    let options: Vec<CString> = options
+    let source = CString::new(source).expect("the source holds no zero byte");
+    let flags: Vec<CString> = flags
         .iter()
-        .map(|option| CString::new(option.as_str()).expect("options hold no zero byte"))
+        .map(|flag| CString::new(flag.as_str()).expect("flags hold no zero byte"))
         .collect();
-    let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    let pointers: Vec<*const c_char> = flags.iter().map(|flag| flag.as_ptr()).collect();
     let mut program = Program { api, handle: Handle::NONE };
     // SAFETY: writes one handle; the source and the name end in zero, and there are no headers.
     let status = unsafe {
@@ -195,7 +195,7 @@ fn compile(compiler: &CompilerApi, options: &[String]) -> Result<Vec<u8>, Device
         )
     };
     accept(status, String::new)?;
-    // SAFETY: as many options as pointers, each ending in zero and alive.
+    // SAFETY: as many flags as pointers, each ending in zero and alive.
     let status =
         unsafe { (api.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr()) };
     accept(status, || log(&program))?;
@@ -227,11 +227,11 @@ fn log(program: &Program<'_>) -> String {
     String::from_utf8_lossy(&log).into_owned()
 }
 
-fn file_name(options: &[String], version: (c_int, c_int), device: &str) -> PathBuf {
+fn file_name(source: &str, flags: &[String], version: (c_int, c_int), device: &str) -> PathBuf {
     let mut hasher = blake3::Hasher::new();
     let version = format!("{}.{}", version.0, version.1);
     // Lengths between the parts, so that no two lists of parts read alike.
-    for part in options.iter().map(String::as_str).chain([&*version, device, KERNEL_SOURCE]) {
+    for part in flags.iter().map(String::as_str).chain([&*version, device, source]) {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part.as_bytes());
     }

@@ -283,6 +283,9 @@ pub(crate) struct BenchCopyArgs {
     /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
     #[arg(long, value_name = "T,V,R")]
     pub(crate) shape: Option<Shape>,
+    /// Compile a GPU's kernels from this file instead of the project's, to measure a variant
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernels: Option<PathBuf>,
     /// Draw rate against images, an SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) picture: Option<PathBuf>,

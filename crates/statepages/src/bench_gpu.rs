@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use statepages_copy::{CopyBackend, CopyState};
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, Event,
-    KernelShape, Libraries, Probe, StagingLimits, Vendor,
+    KERNEL_SOURCE, KernelShape, Libraries, Probe, StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, StateLayout};
 
@@ -39,6 +39,13 @@ impl GpuArms {
             BenchDevice::Hip(ordinal) => (Vendor::Hip, ordinal),
         };
         let shape = args.shape.map_or(KernelShape::MEASURED, |shape| shape.0);
+        let source = match &args.kernels {
+            None => KERNEL_SOURCE.into(),
+            Some(file) => {
+                let read = std::fs::read_to_string(file);
+                read.with_context(|| format!("--kernels {}", file.display()))?.into()
+            }
+        };
         let libraries = Libraries::installed(vendor);
         let device = Device::open(&libraries, ordinal).context("--device")?;
         let memory = DeviceMemory::allocate(&device, layout, sizes.pages, sizes.slots)?;
@@ -47,6 +54,7 @@ impl GpuArms {
             checks: Checks::Host,
             staging: StagingLimits { batches: 4, images: sizes.images_max },
             cache: cache_folder(),
+            source,
         };
         let backend = DeviceBackend::new(&libraries, layout.clone(), &memory, &options)?;
         tracing::info!(device = device.name(), cache = ?backend.cache(), "kernels loaded");

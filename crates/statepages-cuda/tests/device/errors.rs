@@ -2,8 +2,8 @@
 
 use statepages_copy::{CopyBackend, CopyError, CopyState, Refused};
 use statepages_cuda::{
-    Checks, Device, DeviceError, DeviceMemory, ForeignBuffer, Libraries, MemoryError,
-    StagingLimits, Vendor,
+    CacheOutcome, Checks, Device, DeviceError, DeviceMemory, DeviceOptions, ForeignBuffer,
+    KERNEL_SOURCE, Kernels, Libraries, MemoryError, StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, Pages, Relocation, SlotId};
 
@@ -180,4 +180,36 @@ fn foreign_buffers_are_checked() {
     assert!(matches!(twice, Err(MemoryError::SameAddress { .. })), "{twice:?}");
     let far = spoil(&|plane| plane.address = u64::MAX - 15);
     assert!(matches!(far, Err(MemoryError::Device(DeviceError::TooLarge { .. }))), "{far:?}");
+}
+
+/// Compiled code is kept, read back, and compiled anew where the file is torn or cannot be written.
+#[test]
+fn the_cache_is_written_read_and_distrusted() {
+    let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("cache-{}", std::process::id()));
+    let device = stand_in.device();
+    let outcome = |dir: &std::path::Path| {
+        let options = DeviceOptions {
+            shape: crate::stand_in::SHAPE,
+            checks: Checks::Host,
+            staging: STAGING,
+            cache: Some(dir.to_owned()),
+            source: KERNEL_SOURCE.into(),
+        };
+        Kernels::new(&device, &stand_in.libraries, &options).unwrap().cache().clone()
+    };
+    assert_eq!(outcome(&dir), CacheOutcome::Written);
+    assert_eq!(outcome(&dir), CacheOutcome::Hit);
+    let file = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    assert_eq!(outcome(&dir), CacheOutcome::Written, "a changed file is as good as none");
+    std::fs::write(&file, b"torn").unwrap();
+    assert_eq!(outcome(&dir), CacheOutcome::Written, "a torn file is as good as none");
+    // A file where the folder should be.
+    let failed = outcome(&file);
+    assert!(matches!(failed, CacheOutcome::Failed(_)), "{failed:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use statepages_copy::{CopyBackend, CopyState, HostArena, HostBackend};
 use statepages_cuda::{
-    Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, GraphShape, KernelShape,
-    Libraries, Probe, Replay, StagingLimits, Vendor, pattern,
+    Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, GraphShape, KERNEL_SOURCE,
+    KernelShape, Libraries, Probe, Replay, StagingLimits, Vendor, pattern,
 };
 use statepages_geometry::{CacheConfig, IndexerFormat, KvFormat};
 use statepages_page::{
@@ -40,7 +40,13 @@ fn device() -> Option<(Libraries, Device)> {
 }
 
 fn options(checks: Checks) -> DeviceOptions {
-    DeviceOptions { shape: KernelShape::MEASURED, checks, staging: STAGING, cache: None }
+    DeviceOptions {
+        shape: KernelShape::MEASURED,
+        checks,
+        staging: STAGING,
+        cache: None,
+        source: KERNEL_SOURCE.into(),
+    }
 }
 
 /// Relocations, stores and restores, chained and mixed; by graph, by checked kernels, and plainly.

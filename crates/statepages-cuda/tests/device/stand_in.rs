@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::Library;
 use statepages_cuda::{
-    Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, KernelShape, Libraries,
-    StagingLimits, Vendor,
+    Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, KERNEL_SOURCE, KernelShape,
+    Libraries, StagingLimits, Vendor,
 };
 use statepages_page::{Pages, StateLayout};
 
@@ -63,7 +63,13 @@ impl StandIn {
     ) -> (DeviceBackend, DeviceMemory) {
         let device = self.device();
         let memory = DeviceMemory::allocate(&device, layout, Pages::new(pages), slots).unwrap();
-        let options = DeviceOptions { shape: SHAPE, checks: self.checks, staging, cache: None };
+        let options = DeviceOptions {
+            shape: SHAPE,
+            checks: self.checks,
+            staging,
+            cache: None,
+            source: KERNEL_SOURCE.into(),
+        };
         let backend =
             DeviceBackend::new(&self.libraries, layout.clone(), &memory, &options).unwrap();
         (backend, memory)

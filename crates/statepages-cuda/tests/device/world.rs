@@ -3,7 +3,7 @@
 use statepages_copy::HostArena;
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, ForeignBuffer,
-    Libraries, StagingLimits, Stream, pattern,
+    KERNEL_SOURCE, Libraries, StagingLimits, Stream, pattern,
 };
 use statepages_geometry::{
     BLOCK_TOKENS, CacheConfig, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat,
@@ -314,6 +314,7 @@ pub(crate) fn foreign(
         checks: Checks::HostAndKernel,
         staging: StagingLimits { batches: 2, images: 8 },
         cache: None,
+        source: KERNEL_SOURCE.into(),
     };
     let backend = DeviceBackend::new(libraries, layout.clone(), &memory, &options).unwrap();
     test(backend, memory, &tensors);
