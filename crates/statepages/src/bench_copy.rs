@@ -104,7 +104,14 @@ pub(crate) fn run(args: &BenchCopyArgs) -> Result<()> {
         rows.push(row(args, &layout, sizes, images, &mut *arms)?);
     }
     if let Some(file) = &args.picture {
-        let picture = picture(&rows, &format!("{} on {}", layout.id, arms.name()));
+        let title = format!(
+            "{:?}, {} images, {:?}, {}",
+            args.model,
+            layout.image.rule.name(),
+            args.direction,
+            arms.name()
+        );
+        let picture = picture(&rows, &title);
         std::fs::write(file, picture).with_context(|| format!("{}", file.display()))?;
     }
     print(args, &layout, &arms.name(), &rows)?;
