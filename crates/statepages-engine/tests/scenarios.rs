@@ -252,6 +252,27 @@ fn j1_a_request_of_a_failed_batch_resumes_from_its_own_checkpoints() {
     }
 }
 
+/// The store of a boundary that a failed batch was to reach rides the next batch, which succeeds. The
+/// boundary's block is found all the same, because an earlier request computed it: its checkpoint
+/// must not become visible.
+#[test]
+fn c6_a_store_behind_a_failed_forward_is_never_visible() {
+    let mut failed = 0;
+    for seed in 0..200 {
+        let faults = Some(RunnerFaults { seed, failing: 20 });
+        let setup = Setup { in_flight: 2, latency: 3, faults, ..Setup::ROOMY };
+        let mut harness = setup.harness();
+        let whole = text(17, 40);
+        harness.run(request(1, &whole, 2));
+        for id in 2..5 {
+            harness.run(request(id, &whole[..18], 2));
+        }
+        harness.verify();
+        failed += harness.engine.snapshot().totals.batches_failed;
+    }
+    assert!(failed > 200);
+}
+
 /// A request that is in too many failed batches ends, with the last one's account.
 #[test]
 fn a_request_of_failing_batches_ends_with_an_error() {
