@@ -63,15 +63,8 @@ impl CopyGraph {
             unsafe { (driver.capture_begin)(stream.handle(), CAPTURE_THREAD_LOCAL) }
         })?;
         let recorded = record(stream, resident, &staged, shape, table);
-        let mut graph = Handle::NONE;
-        // Ended even where recording failed: a stream left in capture is of no more use.
-        let ended = device.call("end a capture", |driver| {
-            // SAFETY: writes one handle; destroyed with its owner.
-            unsafe { (driver.capture_end)(stream.handle(), &raw mut graph) }
-        });
-        recorded.and(ended)?;
         let mut made = Self {
-            graph,
+            graph: Handle::NONE,
             executable: Handle::NONE,
             staged,
             shape,
@@ -79,6 +72,13 @@ impl CopyGraph {
             stream: stream.clone(),
             device: device.clone(),
         };
+        // Ended even where recording failed: a stream left in capture is of no more use.
+        let ended = device.call("end a capture", |driver| {
+            // SAFETY: writes one handle; destroyed with its owner.
+            unsafe { (driver.capture_end)(stream.handle(), &raw mut made.graph) }
+        });
+        recorded.and(ended)?;
+        let graph = made.graph;
         device.call("instantiate a graph", |driver| {
             // SAFETY: writes one handle; destroyed with its owner.
             unsafe { (driver.graph_instantiate)(&raw mut made.executable, graph, 0) }

@@ -3,7 +3,7 @@
 use statepages_copy::{CopyBackend, CopyError, CopyState, Refused};
 use statepages_cuda::{
     CacheOutcome, Checks, Device, DeviceError, DeviceMemory, DeviceOptions, ForeignBuffer,
-    KERNEL_SOURCE, Kernels, Libraries, MemoryError, StagingLimits, Vendor,
+    GraphShape, KERNEL_SOURCE, Kernels, Libraries, MemoryError, StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, Pages, Relocation, SlotId};
 
@@ -71,6 +71,37 @@ fn failures_latch_and_reset_ends_them() {
         assert_eq!(backend.poll(&mut memory, before), Err(CopyError::PriorFailure), "{call}");
         let after = backend.submit(&mut memory, &ops).unwrap();
         while backend.poll(&mut memory, after).unwrap() == CopyState::Pending {}
+        drop((backend, memory));
+        assert_eq!(stand_in.live(), 0, "{call}: something was made and never destroyed");
+    }
+}
+
+/// A capture that fails at any call leaves nothing behind and a stream that still copies.
+#[test]
+fn a_failed_capture_latches_and_leaves_nothing() {
+    let layout = world::variants()[0].of(&world::tiny_config());
+    let shape = GraphShape { launches: 1, relocations: 1, images: 1 };
+    for call in [
+        "cuMemHostAlloc",
+        "cuStreamBeginCapture_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuLaunchKernel",
+        "cuStreamEndCapture",
+        "cuGraphInstantiateWithFlags",
+    ] {
+        let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
+        let (mut backend, mut memory) = stand_in.backend(&layout, (40, 4), STAGING);
+        stand_in.fail(call, 0);
+        assert!(matches!(backend.capture(shape), Err(CopyError::Device { .. })), "{call}");
+        assert!(matches!(backend.capture(shape), Err(CopyError::PriorFailure)), "{call}");
+        backend.reset();
+        let mut ops = MaintenanceOps::default();
+        ops.relocations.push(Relocation { from: SlotId::new(0), to: SlotId::new(1) });
+        // A capture that could not be ended leaves the stand-in's stream recording.
+        if call != "cuStreamEndCapture" {
+            let ticket = backend.submit(&mut memory, &ops).unwrap();
+            while backend.poll(&mut memory, ticket).unwrap() == CopyState::Pending {}
+        }
         drop((backend, memory));
         assert_eq!(stand_in.live(), 0, "{call}: something was made and never destroyed");
     }
