@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
+use statepages_cuda::KernelShape;
 
+use crate::bench_forward::BenchForwardArgs;
 use crate::size::ByteSize;
 
 /// Resumable state checkpoints in KV-cache pages.
@@ -24,11 +26,9 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Sizes of pages, slots and images of a DeepSeek-V4 config, and what fits into memory
     Geometry(GeometryArgs),
-    /// Speed of the forward, by format and length
-    Bench {
-        #[command(subcommand)]
-        what: Bench,
-    },
+    /// Measure parts of the system
+    #[command(subcommand)]
+    Bench(Bench),
     /// The demo's other process: reads a job on standard input, computes it without any cache
     #[command(hide = true)]
     ColdArm,
@@ -189,53 +189,6 @@ pub(crate) enum Indexer {
     F32,
 }
 
-/// What to measure.
-#[derive(Subcommand, Debug)]
-pub(crate) enum Bench {
-    /// Prefill and decode of the forward, against its own matrix products
-    Forward(BenchForwardArgs),
-}
-
-/// Format of weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WeightFormat {
-    /// 32-bit, all of them
-    F32,
-    /// 16-bit, all of them
-    Bf16,
-    /// As published: fp4 experts, fp8 projections, the others 16-bit
-    Published,
-}
-
-/// Flags of `bench forward`.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct BenchForwardArgs {
-    /// Worker threads of the forward; 0 takes every core
-    #[arg(long, default_value_t = 0)]
-    pub(crate) threads: usize,
-    /// Prompt lengths
-    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
-    pub(crate) lengths: Vec<u32>,
-    /// Requests of a decode batch
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_name = "N")]
-    pub(crate) batches: Vec<u32>,
-    /// Tokens of a prefill chunk
-    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
-    pub(crate) chunk: usize,
-    /// Row format of KV; without it, bf16 and fp8
-    #[arg(long, value_enum)]
-    pub(crate) kv: Option<Kv>,
-    /// Row format of the indexer; without it, that of KV
-    #[arg(long, value_enum, requires = "kv")]
-    pub(crate) indexer: Option<Indexer>,
-    /// Format of the built-in model's weights; without it, all
-    #[arg(long, value_enum)]
-    pub(crate) weights: Option<WeightFormat>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// Flags of `geometry`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GeometryArgs {
@@ -269,6 +222,135 @@ pub(crate) struct GeometryArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What to measure.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Stores and restores of whole batches, beside memcpy of the same bytes
+    Copy(BenchCopyArgs),
+    /// Prefill and decode of the forward, beside its own matrix products
+    Forward(BenchForwardArgs),
+}
+
+/// Which way the images of a benchmark go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// Slots to pages
+    Store,
+    /// Pages to slots
+    Restore,
+    /// Both in one batch
+    Mixed,
+}
+
+/// Flags of `bench copy`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchCopyArgs {
+    /// `cpu`, `cuda:N` or `hip:N`
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub(crate) device: BenchDevice,
+    /// A published model
+    #[arg(long, value_enum, default_value = "v4-pro")]
+    pub(crate) model: ModelName,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Fp8)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer
+    #[arg(long, value_enum, default_value_t = Indexer::Fp8)]
+    pub(crate) indexer: Indexer,
+    /// Draft tokens a step may verify; widens every ring
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) draft_tokens: u32,
+    /// Which bytes of a slot an image holds
+    #[arg(long, value_enum, default_value_t = Image::Live)]
+    pub(crate) image: Image,
+    /// Images of a batch; a row for each
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "N,N")]
+    pub(crate) images: Vec<u32>,
+    /// Which way they go
+    #[arg(long, value_enum, default_value = "mixed")]
+    pub(crate) direction: Direction,
+    /// Rounds of each arm; the median counts
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(crate) rounds: u32,
+    /// Bytes of images that batches take turns on, so that no cache holds the next batch's
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    pub(crate) rotate: ByteSize,
+    /// Where the units of an image lie in the pool
+    #[arg(long, value_enum, default_value = "anywhere")]
+    pub(crate) units: Units,
+    /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
+    #[arg(long, value_name = "T,V,R")]
+    pub(crate) shape: Option<Shape>,
+    /// Compile a GPU's kernels from this file instead of the project's, to measure a variant
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernels: Option<PathBuf>,
+    /// Draw rate against images, an SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where the units of a benchmark's images lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Units {
+    /// Shuffled over the pool, as in a pool that has been in use
+    Anywhere,
+    /// One behind the other
+    InOrder,
+}
+
+/// Shape of a GPU's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape(pub(crate) KernelShape);
+
+impl std::str::FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+        let shape = match numbers.as_deref() {
+            Ok(&[threads, vectors, resident]) => KernelShape::new(threads, vectors, resident),
+            _ => None,
+        };
+        shape.map(Self).ok_or_else(|| {
+            format!(
+                "expected threads (a multiple of 64), vectors (1-16), blocks (1-32), got {text}"
+            )
+        })
+    }
+}
+
+/// A device of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BenchDevice {
+    /// The host backend
+    Cpu,
+    /// An NVIDIA device
+    Cuda(u32),
+    /// An AMD device
+    Hip(u32),
+}
+
+impl std::str::FromStr for BenchDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected cpu, cuda:N or hip:N, got {text}");
+        let (kind, number) = match text.split_once(':') {
+            None if text == "cpu" => return Ok(Self::Cpu),
+            None => return Err(expected()),
+            Some((kind, number)) => (kind, number.parse().map_err(|_| expected())?),
+        };
+        match kind {
+            "cuda" => Ok(Self::Cuda(number)),
+            "hip" => Ok(Self::Hip(number)),
+            _ => Err(expected()),
+        }
+    }
 }
 
 impl Kv {

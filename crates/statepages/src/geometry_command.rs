@@ -98,7 +98,7 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
     Ok(facts)
 }
 
-fn preset(model: ModelName) -> CacheConfig {
+pub(crate) fn preset(model: ModelName) -> CacheConfig {
     match model {
         ModelName::V4Pro => CacheConfig::v4_pro(),
         ModelName::V4Flash => CacheConfig::v4_flash(),

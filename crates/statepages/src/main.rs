@@ -2,7 +2,9 @@
 //! project that knows flags, JSON and clocks.
 
 mod args;
-mod bench;
+mod bench_copy;
+mod bench_forward;
+mod bench_gpu;
 mod built_in;
 mod demo;
 mod generate;
@@ -34,8 +36,11 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
-        Some(Command::Bench { what: args::Bench::Forward(args) }) => {
-            bench::run(&args).map(|()| ExitCode::SUCCESS)
+        Some(Command::Bench(args::Bench::Forward(args))) => {
+            bench_forward::run(&args).map(|()| ExitCode::SUCCESS)
+        }
+        Some(Command::Bench(args::Bench::Copy(args))) => {
+            bench_copy::run(&args).map(|()| ExitCode::SUCCESS)
         }
         Some(Command::ColdArm) => demo::cold_arm().map(|()| ExitCode::SUCCESS),
     };

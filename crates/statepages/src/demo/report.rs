@@ -54,30 +54,31 @@ impl Results {
     }
 
     pub(crate) fn to_text(&self) -> String {
-        let mut text = String::new();
+        let mut lines = Vec::new();
         for (title, rounds) in [
             ("Each request alone (tokens are sums, times are medians)", &self.rounds),
             ("Several requests in flight", &self.concurrent),
         ] {
             if !rounds.is_empty() {
-                text.push_str(&format!("\n{title}\n{}\n{}", table(rounds), losses(rounds)));
+                lines.push(format!("\n{title}\n{}", table(rounds)));
+                lines.extend(rounds.iter().map(losses));
             }
         }
         let fates = self.counters.fates();
-        text.push_str(&format!(
-            "\nCheckpoints: {} kept, {} dropped, {} evicted, {} orphaned\n",
+        lines.push(format!(
+            "\nCheckpoints: {} kept, {} dropped, {} evicted, {} orphaned",
             fates.kept, fates.dropped, fates.evicted, fates.orphaned
         ));
         if let [cold, .., resumed] = self.rounds.as_slice() {
             let (cold, resumed) = (cold.p50_ms(|s| s.ttft), resumed.p50_ms(|s| s.ttft));
-            text.push_str(&format!(
-                "Time to first token, median: {cold:.0} ms cold, {resumed:.1} ms resumed ({:.1} times \
-                 less)\n",
+            lines.push(format!(
+                "Time to first token, median: {cold:.0} ms cold, {resumed:.1} ms resumed ({:.1} \
+                 times less)",
                 cold / resumed
             ));
         }
-        text.push_str(&self.verdict());
-        text
+        lines.push(self.verdict());
+        lines.join("\n")
     }
 
     fn verdict(&self) -> String {
@@ -86,11 +87,11 @@ impl Results {
         match self.fault {
             Some(fault) => format!(
                 "With fault {fault}: {different} of {compared} outputs differ from cold runs in \
-                 another process\n"
+                 another process"
             ),
             None => format!(
                 "{identical} of {compared} resumed outputs are bit for bit those of cold runs in \
-                 another process\n"
+                 another process"
             ),
         }
     }
@@ -175,16 +176,12 @@ fn title(round: &Round) -> String {
     }
 }
 
-/// One line a round: why tokens were computed.
-fn losses(rounds: &[Round]) -> String {
-    let mut text = String::new();
-    for round in rounds {
-        let lost: Vec<_> = LossReason::ALL
-            .into_iter()
-            .filter(|&reason| round.lost(reason) > 0)
-            .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
-            .collect();
-        text.push_str(&format!("  computed in {}: {}\n", title(round), lost.join(", ")));
-    }
-    text
+/// Why tokens of a round were computed.
+fn losses(round: &Round) -> String {
+    let lost: Vec<_> = LossReason::ALL
+        .into_iter()
+        .filter(|&reason| round.lost(reason) > 0)
+        .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
+        .collect();
+    format!("  computed in {}: {}", title(round), lost.join(", "))
 }

@@ -150,8 +150,8 @@ impl Workload {
 /// Lengths go through the residues of the block evenly and meet 0, 1 and `block - 1`.
 fn length(index: usize, requests: usize, block: usize) -> usize {
     let residue = match index {
-        0 | 1 | 2 => [0, 1, block - 1][index],
-        3 | 4 | 5 => [block - 1, 0, 1][index - 3],
+        0..=2 => [0, 1, block - 1][index],
+        3..=5 => [block - 1, 0, 1][index - 3],
         _ => (index - 5) * block / (requests - 5),
     };
     (BLOCKS_MIN + index * 3 % BLOCKS_SPREAD) * block + residue

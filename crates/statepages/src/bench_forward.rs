@@ -9,7 +9,9 @@ use std::thread::available_parallelism;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use comfy_table::{Table, presets};
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
 use statepages_copy::HostArena;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
@@ -20,7 +22,47 @@ use statepages_model::{
 use statepages_page::{ImageRule, PageId, Pages, SlotId};
 use statepages_weights::{RoundedTensors, WeightForm};
 
-use crate::args::{BenchForwardArgs, Indexer, Kv, WeightFormat};
+use crate::args::{Indexer, Kv};
+
+/// Format of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightFormat {
+    /// 32-bit, all of them
+    F32,
+    /// 16-bit, all of them
+    Bf16,
+    /// As published: fp4 experts, fp8 projections, the others 16-bit
+    Published,
+}
+
+/// Flags of `bench forward`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchForwardArgs {
+    /// Worker threads of the forward; 0 takes every core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Prompt lengths
+    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
+    pub(crate) lengths: Vec<u32>,
+    /// Requests of a decode batch
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_name = "N")]
+    pub(crate) batches: Vec<u32>,
+    /// Tokens of a prefill chunk
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    pub(crate) chunk: usize,
+    /// Row format of KV; without it, bf16 and fp8
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<Kv>,
+    /// Row format of the indexer; without it, that of KV
+    #[arg(long, value_enum, requires = "kv")]
+    pub(crate) indexer: Option<Indexer>,
+    /// Format of the built-in model's weights; without it, all
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<WeightFormat>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Products are repeated for as long as this, in seconds.
 const PRODUCT_SECONDS: f64 = 0.5;
@@ -267,8 +309,7 @@ fn summary(row: &Row) -> String {
 
 fn to_table(rows: &[Row]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
         "weights",
         "rows",
         "tokens",
