@@ -194,6 +194,12 @@ impl Span<'_> {
         self.first + (position - self.from) as usize
     }
 
+    /// True for a decode step: its one token needs no rows of others of its chunk, so whoever
+    /// computes it reads its rows itself, while they fit a core's cache.
+    pub(crate) fn is_step(&self) -> bool {
+        self.end - self.from == 1 && self.from == self.start
+    }
+
     /// First position that is in the window of one of the span's tokens.
     pub(crate) fn window_start(&self, window: u32) -> u32 {
         self.from.saturating_sub(window - 1)

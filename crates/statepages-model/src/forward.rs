@@ -301,7 +301,10 @@ impl Scratch {
         ended(Phase::Pool);
         if pass.indexed() {
             keys.read_keys(pass, arena);
-            tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.select(pass, work, keys)));
+            let arena = &*arena;
+            tiles.par_iter_mut().for_each(|tile| {
+                work.with(|work| tile.select(pass, work, arena, keys));
+            });
         }
         ended(Phase::Select);
         let done = Tiles { tiles, len: tile_len };
@@ -311,8 +314,9 @@ impl Scratch {
         window_rows.read_window(pass, done, arena);
         store_window(pass, done, arena);
         ended(Phase::Read);
+        let arena = &*arena;
         tiles.par_iter_mut().for_each(|tile| {
-            work.with(|work| tile.attend(pass, work, entry_rows, window_rows));
+            work.with(|work| tile.attend(pass, work, arena, entry_rows, window_rows));
         });
         ended(Phase::Attend);
         tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.mix_experts(pass, work)));

@@ -15,6 +15,8 @@
 //! - The window is read before it is written: with rings no longer than window and drafts, a long
 //!   chunk's last rows replace rows that its first tokens see.
 //! - Rows that nothing reads are not decoded: what lies in them cannot show.
+//! - A decode step's rows are read where its token is computed; its window after it is written, for
+//!   then the ring holds the token's own row and no longer the one that left its window.
 
 use rayon::prelude::*;
 use statepages_copy::HostArena;
@@ -239,6 +241,7 @@ impl Rows32 {
         fill: impl Fn(&Span<'a>, &mut [f32]) + Sync,
     ) {
         self.first.clear();
+        let rows = |span: &Span<'a>| if span.is_step() { 0 } else { rows(span) };
         let mut total = 0;
         for span in spans {
             self.first.push(total);
@@ -255,25 +258,22 @@ impl Rows32 {
             parts.push((span, part));
             rest = others;
         }
+        parts.retain(|(span, _)| !span.is_step());
         parts.into_par_iter().for_each(|(span, part)| fill(span, part));
     }
 
     /// Indexer rows of every entry that the batch can see.
     pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
-        let (core, width) = (pass.core, pass.core.dims.index_width);
+        let width = pass.core.dims.index_width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
-            for (entry, row) in (0..).zip(rows.chunks_exact_mut(width)) {
-                for (part, at) in index_parts(pass, entry) {
-                    core.index.decode(core.machine, part, page_row(arena, span.pages, &at), row);
-                }
-            }
+            read_keys(pass, arena, span, rows);
         });
     }
 
     /// Compressed rows that some token of the batch attends to.
     pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
-        let (core, width) = (pass.core, pass.core.dims.width);
+        let width = pass.core.dims.width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
             let mut needed = vec![!pass.indexed(); visible(span) as usize];
@@ -286,32 +286,65 @@ impl Rows32 {
             }
             let rows = (0..).zip(needed).zip(rows.chunks_exact_mut(width));
             for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
-                for part in 0..core.kv.parts() {
-                    let at = core.geometry.compressed_row(pass.cache, entry, part);
-                    core.kv.decode(core.machine, part, page_row(arena, span.pages, &at), row);
-                }
+                read_entry(pass, arena, span, entry, row);
             }
         });
     }
 
     /// Window rows of every token of the batch.
     pub(crate) fn read_window(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
-        let (core, width, window) = (pass.core, pass.core.dims.width, pass.core.dims.window);
+        let (width, window) = (pass.core.dims.width, pass.core.dims.window);
         let seen = |span: &Span<'_>| span.end - span.window_start(window);
         self.read(&pass.plan.spans, width, seen, |span, rows| {
             let positions = span.window_start(window)..span.end;
             for (position, row) in positions.zip(rows.chunks_exact_mut(width)) {
                 if position < span.start {
-                    for part in 0..core.kv.parts() {
-                        let position = Tokens::new(position);
-                        let at = core.geometry.window_row(pass.cache, position, part);
-                        core.kv.decode(core.machine, part, slot_row(arena, span, &at), row);
-                    }
+                    read_window_row(pass, arena, span, position, row);
                 } else {
                     row.copy_from_slice(tiles.kv(span.flat(position), width));
                 }
             }
         });
+    }
+}
+
+/// Indexer rows of the entries from the first on.
+pub(crate) fn read_keys(pass: &Pass<'_>, arena: &HostArena, span: &Span<'_>, rows: &mut [f32]) {
+    let core = pass.core;
+    for (entry, row) in (0..).zip(rows.chunks_exact_mut(core.dims.index_width)) {
+        for (part, at) in index_parts(pass, entry) {
+            core.index.decode(core.machine, part, page_row(arena, span.pages, &at), row);
+        }
+    }
+}
+
+/// One compressed row.
+pub(crate) fn read_entry(
+    pass: &Pass<'_>,
+    arena: &HostArena,
+    span: &Span<'_>,
+    entry: u32,
+    row: &mut [f32],
+) {
+    let core = pass.core;
+    for part in 0..core.kv.parts() {
+        let at = core.geometry.compressed_row(pass.cache, entry, part);
+        core.kv.decode(core.machine, part, page_row(arena, span.pages, &at), row);
+    }
+}
+
+/// One window row, from the ring.
+pub(crate) fn read_window_row(
+    pass: &Pass<'_>,
+    arena: &HostArena,
+    span: &Span<'_>,
+    position: u32,
+    row: &mut [f32],
+) {
+    let core = pass.core;
+    for part in 0..core.kv.parts() {
+        let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
+        core.kv.decode(core.machine, part, slot_row(arena, span, &at), row);
     }
 }
 

@@ -11,6 +11,8 @@
 //!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
 
+use statepages_copy::HostArena;
+
 use crate::batch::Token;
 use crate::choice::{ChoiceAt, top_k};
 use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
@@ -22,6 +24,7 @@ use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
+use crate::state::{read_entry, read_keys, read_window_row};
 use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
@@ -72,6 +75,10 @@ pub(crate) struct Work {
     ranks: Vec<u64>,
     products: Vec<[f32; 4]>,
     rows: Vec<u32>,
+    /// Indexer rows of a decode step.
+    keys: Vec<f32>,
+    /// Compressed and window rows of a decode step.
+    own: Vec<f32>,
 }
 
 /// Cached rows of the batch's sequences, decoded; see `state.rs`.
@@ -213,7 +220,13 @@ impl Tile {
 
     /// Second phase of a CSA layer: which entries each token attends to. `keys` are all entries'
     /// indexer rows.
-    pub(crate) fn select(&mut self, pass: &Pass<'_>, work: &mut Work, keys: &Rows32) {
+    pub(crate) fn select(
+        &mut self,
+        pass: &Pass<'_>,
+        work: &mut Work,
+        arena: &HostArena,
+        keys: &Rows32,
+    ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let compressed = pass.weights.attn.compressed.as_ref();
         let indexer = compressed.and_then(|c| c.indexer.as_ref());
@@ -245,10 +258,18 @@ impl Tile {
             for head in q[..dims.index_heads * width].chunks_exact_mut(width) {
                 turn(head, self.angles(pass, i), Turn::Forward);
             }
+            let span = &pass.plan.spans[token.sequence as usize];
+            let keys = if span.is_step() {
+                let rows = fit(&mut work.keys, visible * width);
+                read_keys(pass, arena, span, rows);
+                rows
+            } else {
+                keys.of(token.sequence as usize, width)
+            };
             let scores = IndexScores {
                 q,
                 width,
-                keys: keys.of(token.sequence as usize, width),
+                keys,
                 head_weights: &self.index_weights[i * heads..][..heads],
                 products: &mut work.products,
                 out: fit(&mut work.scores, visible),
@@ -268,12 +289,13 @@ impl Tile {
         &mut self,
         pass: &Pass<'_>,
         work: &mut Work,
+        arena: &HostArena,
         entries: &Rows32,
         window: &Rows32,
     ) {
         let core = pass.core;
         self.queries(pass, work);
-        self.outputs(pass, work, entries, window);
+        self.outputs(pass, work, arena, entries, window);
         self.leave(core, work);
     }
 
@@ -307,7 +329,14 @@ impl Tile {
     }
 
     /// Attention of every token, and both output projections into `work.y`.
-    fn outputs(&self, pass: &Pass<'_>, work: &mut Work, entries: &Rows32, window: &Rows32) {
+    fn outputs(
+        &self,
+        pass: &Pass<'_>,
+        work: &mut Work,
+        arena: &HostArena,
+        entries: &Rows32,
+        window: &Rows32,
+    ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let (width, stride) = (dims.width, dims.heads_padded * dims.width);
         fit(&mut work.o, self.len * stride);
@@ -323,15 +352,34 @@ impl Tile {
             let compressed = work.rows.len();
             let low = token.position.saturating_sub(dims.window - 1);
             work.rows.extend(low - first..=token.position - first);
+            let (mut entries, mut window) = if pass.ratio == 0 {
+                (&[][..], window.of(sequence, width))
+            } else {
+                (entries.of(sequence, width), window.of(sequence, width))
+            };
+            let span = &pass.plan.spans[sequence];
+            if span.is_step() {
+                let rows = fit(&mut work.own, work.rows.len() * width);
+                for (n, row) in rows.chunks_exact_mut(width).enumerate() {
+                    if n < compressed {
+                        read_entry(pass, arena, span, work.rows[n], row);
+                    } else {
+                        read_window_row(pass, arena, span, low + (n - compressed) as u32, row);
+                    }
+                }
+                (entries, window) = rows.split_at(compressed * width);
+                work.rows.clear();
+                let recent = token.position + 1 - low;
+                work.rows.extend((0..compressed as u32).chain(0..recent));
+            }
             let (compressed, recent) = work.rows.split_at(compressed);
             let out = &mut work.o[i * stride..][..stride];
-            let entries = if pass.ratio == 0 { &[][..] } else { entries.of(sequence, width) };
             let query = Attend {
                 q: &work.q[i * stride..][..stride],
                 width,
                 lists: [
                     RowList { data: entries, rows: compressed },
-                    RowList { data: window.of(sequence, width), rows: recent },
+                    RowList { data: window, rows: recent },
                 ],
                 sinks: &pass.weights.attn.sinks,
                 scale: 1.0 / (width as f32).sqrt(),

@@ -113,7 +113,7 @@ impl MatrixData {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn widen(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
@@ -189,47 +189,63 @@ impl Matrix {
         if let Panels::F32(panels) = &self.panels {
             return &panels[first..][..len];
         }
-        scratch.resize(BLOCK, [[0.0; LANES]; PANEL]);
-        let out = &mut scratch[..len];
+        scratch.clear();
+        scratch.reserve(BLOCK);
         match &self.panels {
             Panels::F32(_) => {}
-            Panels::Bf16(panels) => {
-                for (to, from) in out.iter_mut().zip(&panels[first..][..len]) {
-                    for i in 0..WIDTH {
-                        to.as_flattened_mut()[i] = widen(from.as_flattened()[i]);
-                    }
-                }
-            }
+            Panels::Bf16(panels) => scratch.extend(panels[first..][..len].iter().map(from_bf16)),
             Panels::Fp8 { codes, scales } => {
                 let scales = &scales[panel * self.k.div_ceil(FP8_BLOCK) + k0 / FP8_BLOCK..];
-                let blocks = out.chunks_mut(FP8_BLOCK).zip(codes[first..][..len].chunks(FP8_BLOCK));
-                for ((out, codes), &scale) in blocks.zip(scales) {
-                    for (to, from) in out.iter_mut().zip(codes) {
-                        for i in 0..WIDTH {
-                            to.as_flattened_mut()[i] = e4m3_to_f32(from[i]) * scale;
-                        }
-                    }
+                let blocks = codes[first..][..len].chunks(FP8_BLOCK);
+                for (codes, &scale) in blocks.zip(scales) {
+                    scratch.extend(codes.iter().map(|codes| from_fp8(codes, scale)));
                 }
             }
             Panels::Fp4 { codes, scales } => {
                 let scales = &scales[panel * (self.k / FP4_GROUP) + k0 / FP4_GROUP..];
-                let groups = out.chunks_mut(FP4_GROUP).zip(codes[first..][..len].chunks(FP4_GROUP));
-                for ((out, codes), scale) in groups.zip(scales) {
+                for (codes, scale) in codes[first..][..len].chunks(FP4_GROUP).zip(scales) {
                     let mut by = [0.0; WIDTH];
                     for i in 0..WIDTH {
                         by[i] = e8m0_to_f32(scale[i]);
                     }
-                    for (to, from) in out.iter_mut().zip(codes) {
-                        for i in 0..LANES {
-                            to[0][i] = e2m1_to_f32(from[i] & 15) * by[i];
-                            to[1][i] = e2m1_to_f32(from[i] >> 4) * by[i + LANES];
-                        }
-                    }
+                    scratch.extend(codes.iter().map(|codes| from_fp4(codes, &by)));
                 }
             }
         }
-        out
+        scratch
     }
+}
+
+#[inline(always)]
+fn from_bf16(halves: &[[u16; LANES]; PANEL]) -> Column {
+    let mut out = [[0.0; LANES]; PANEL];
+    for p in 0..PANEL {
+        for i in 0..LANES {
+            out[p][i] = widen(halves[p][i]);
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn from_fp8(codes: &[u8; WIDTH], scale: f32) -> Column {
+    let mut out = [[0.0; LANES]; PANEL];
+    for p in 0..PANEL {
+        for i in 0..LANES {
+            out[p][i] = e4m3_to_f32(codes[p * LANES + i]) * scale;
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn from_fp4(codes: &[u8; LANES], by: &[f32; WIDTH]) -> Column {
+    let mut out = [[0.0; LANES]; PANEL];
+    for i in 0..LANES {
+        out[0][i] = e2m1_to_f32(codes[i] & 15) * by[i];
+        out[1][i] = e2m1_to_f32(codes[i] >> 4) * by[i + LANES];
+    }
+    out
 }
 
 /// Calls `f(row, column, index of the panel's column, lane)` for every weight.
