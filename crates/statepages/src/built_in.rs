@@ -23,7 +23,7 @@ use crate::args::{EngineArgs, Fault, ForwardKv};
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
 
 /// Prompt and generated tokens that one request may come to.
-const MODEL_LEN_MAX: u64 = 32_768;
+pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 /// KV events held for a reader; the command has none, so that few are enough.
 const EVENTS_MAX: u32 = 1_024;
 
@@ -31,7 +31,7 @@ const EVENTS_MAX: u32 = 1_024;
 pub(crate) fn threads(args: &EngineArgs) -> usize {
     match args.threads {
         0 => available_parallelism().map_or(1, NonZeroUsize::get),
-        threads => threads,
+        threads => threads as usize,
     }
 }
 
@@ -69,10 +69,29 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
             batch_failures_max: 1,
             load_steps_max: 0,
         },
-        model_revision: format!("demo-{}", args.weights_seed),
+        model_revision: model_name(args),
         layout: Some(geometry.layout().id.clone()),
     };
-    Ok(Engine::new(parts, DemoRunner { inner: runner, fault })?)
+    Engine::new(parts, DemoRunner { inner: runner, fault })
+        .map_err(|error| anyhow!("{}: {error}", flag(error.field)))
+}
+
+/// The flag that sets a limit of the engine.
+fn flag(field: &str) -> &'static str {
+    match field {
+        "max_num_batched_tokens" => "--max-batched-tokens",
+        "max_num_seqs" => "--max-seqs",
+        _ => "the engine's limits",
+    }
+}
+
+/// Names the model and its rows: outputs of equal names may be compared.
+pub(crate) fn model_name(args: &EngineArgs) -> String {
+    let rows = match args.kv {
+        ForwardKv::Bf16 => "bf16",
+        ForwardKv::F32 => "f32",
+    };
+    format!("demo-{}-{rows}", args.weights_seed)
 }
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
@@ -100,7 +119,7 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         schedulers: Schedulers::Unified,
         events_max: EVENTS_MAX,
     };
-    ControlPlane::new(config, Box::new(ReferenceOrder)).context("the control plane")
+    ControlPlane::new(config, Box::new(ReferenceOrder)).context("--pages and --max-seqs")
 }
 
 /// The CPU runner, with the demo's fault in front of it.
