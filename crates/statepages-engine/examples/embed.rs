@@ -12,8 +12,9 @@ use std::error::Error;
 
 use statepages_copy::{CopyBackend, HostArena, HostBackend};
 use statepages_engine::{
-    Engine, EngineParts, LogitsReport, LogitsWanted, Output, Progress, RawLimits, RemoteState,
-    Request, Row, RowOutput, RunError, Runner, Sampling, StartupFacts, StepBatch, StepResult, Stop,
+    Engine, EngineParts, FinishReason, LogitsReport, LogitsWanted, Output, Progress, RawLimits,
+    RemoteState, Request, Row, RowOutput, RunError, Runner, Sampling, StartupFacts, StepBatch,
+    StepResult, Stop,
 };
 use statepages_page::{
     BlockSize, Bytes, ImageLayout, ImageRule, LayoutId, PageId, PageLayout, Pages, Plane, Region,
@@ -166,7 +167,8 @@ fn round(
             logits: LogitsReport::Omit,
         })?;
     }
-    while engine.step() != Progress::Idle {
+    loop {
+        let progress = engine.step();
         for output in engine.drain_outputs() {
             match output {
                 Output::Token { request, token, .. } => {
@@ -178,8 +180,12 @@ fn round(
                         report.hit.resumable, report.hit.full
                     );
                 }
-                _ => {}
+                Output::Finished { reason: FinishReason::MaxTokens, .. } => {}
+                other => return Err(format!("unexpected: {other:?}").into()),
             }
+        }
+        if progress == Progress::Idle {
+            break;
         }
     }
     let computed = engine.snapshot().totals.computed - before;

@@ -2,16 +2,19 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
 use statepages_cuda::KernelShape;
 
 use crate::bench_forward::BenchForwardArgs;
 use crate::size::ByteSize;
 
-/// Resumable state checkpoints in KV-cache pages.
+/// Resumable state checkpoints in KV-cache pages. Without a command: `demo`.
+///
+/// Exit codes: 0 done, and everything that had to be equal was; 1 it was not, or an error; 2 bad flags.
+/// Results go to standard output, logs to standard error; STATEPAGES_LOG=info logs each admission.
 #[derive(Parser, Debug)]
-#[command(version, about, max_term_width = 100)]
+#[command(version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -52,20 +55,26 @@ pub(crate) enum Fault {
     SkipRestore,
 }
 
+/// Most slots and threads that are taken for meant: far above any machine, far below what only exhausts one.
+const SLOTS_MAX: i64 = 4_096;
+const THREADS_MAX: i64 = 256;
+const PAGES_MAX: i64 = 1 << 24;
+const REQUESTS_MAX: u64 = 30_000;
+
 /// Flags of the engine that `demo` and `generate` run on.
 #[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EngineArgs {
     /// Worker threads of the forward; 0 takes every core
-    #[arg(long, default_value_t = 0)]
-    pub(crate) threads: usize,
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(0..=THREADS_MAX))]
+    pub(crate) threads: u32,
     /// Tokens that one batch may compute
-    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_batched_tokens: u32,
     /// Requests that may be resident at once: the number of slots, and the demo's concurrency
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = value_parser!(u32).range(1..=SLOTS_MAX))]
     pub(crate) max_seqs: u32,
-    /// Pages of the pool
-    #[arg(long, default_value_t = 2_048)]
+    /// Pages of the pool, of 168 KB each with bf16 rows
+    #[arg(long, default_value_t = 2_048, value_parser = value_parser!(u32).range(1..=PAGES_MAX))]
     pub(crate) pages: u32,
     /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 keeps anchors and demands only
     #[arg(long, default_value_t = 8_192, value_name = "TOKENS", allow_negative_numbers = true)]
@@ -93,10 +102,22 @@ pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// Requests of the cold and of the resumed round, a third of each kind
-    #[arg(long, default_value_t = 24, value_name = "N")]
-    pub(crate) requests: usize,
+    #[arg(
+        long,
+        default_value_t = 24,
+        value_name = "N",
+        conflicts_with = "replay",
+        value_parser = value_parser!(u64).range(3..=REQUESTS_MAX)
+    )]
+    pub(crate) requests: u64,
     /// Tokens to generate for each request
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(
+        long,
+        default_value_t = 32,
+        value_name = "N",
+        conflicts_with = "replay",
+        value_parser = value_parser!(u32).range(1..)
+    )]
     pub(crate) max_tokens: u32,
     /// Cut the prompts from this text file instead of the project's documents
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
@@ -110,8 +131,8 @@ pub(crate) struct DemoArgs {
     /// Write Prometheus text to FILE and one JSON object per request to FILE.jsonl
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_out: Option<PathBuf>,
-    /// Put a fault in
-    #[arg(long, value_enum)]
+    /// Put a fault in; the demo then succeeds where its comparison sees it
+    #[arg(long, value_enum, conflicts_with = "replay")]
     pub(crate) fault: Option<Fault>,
     /// Print one JSON object instead of tables
     #[arg(long)]
@@ -130,16 +151,16 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Tokens to generate
-    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
     /// Draw from the K likeliest tokens; 0 means all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub(crate) top_k: u32,
     /// Draw from the likeliest tokens that hold this share of the probability
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: f32,
     /// Seed of the draws
     #[arg(long, default_value_t = 0)]
@@ -214,7 +235,7 @@ pub(crate) struct GeometryArgs {
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,
     /// Device memory for pages and slots, such as 80GiB
-    #[arg(long, value_name = "SIZE", requires = "max_seqs")]
+    #[arg(long, value_name = "SIZE", requires = "max_seqs", allow_hyphen_values = true)]
     pub(crate) memory: Option<ByteSize>,
     /// Requests that may be resident at once: the number of slots
     #[arg(long, value_name = "N", requires = "memory")]

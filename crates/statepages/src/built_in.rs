@@ -9,7 +9,7 @@ use statepages_engine::{
     CpuRunner, Engine, EngineParts, RawLimits, RemoteState, RunError, Runner, StartupFacts,
     StepBatch, StepResult,
 };
-use statepages_geometry::{CacheOptions, Dsv4Geometry};
+use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
 use statepages_page::{BlockSize, PageId, Pages, SlotId};
 use statepages_store::{
@@ -25,7 +25,7 @@ use crate::tokens;
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
 
 /// Prompt and generated tokens that one request may come to.
-const MODEL_LEN_MAX: u64 = 32_768;
+pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 /// KV events held for a reader; the command has none, so that few are enough.
 const EVENTS_MAX: u32 = 1_024;
 
@@ -33,13 +33,13 @@ const EVENTS_MAX: u32 = 1_024;
 pub(crate) fn threads(args: &EngineArgs) -> usize {
     match args.threads {
         0 => available_parallelism().map_or(1, NonZeroUsize::get),
-        threads => threads,
+        threads => threads as usize,
     }
 }
 
 /// The engine that the flags ask for.
 pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
-    let (weights, model_revision) = weights(args)?;
+    let weights = weights(args)?;
     let config = weights.config().clone();
     let indexer = args.indexer.unwrap_or(args.kv.indexer());
     let block = statepages_geometry::BLOCK_TOKENS;
@@ -68,17 +68,39 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
             batch_failures_max: 1,
             load_steps_max: 0,
         },
-        model_revision,
+        model_revision: model_name(args),
         layout: Some(geometry.layout().id.clone()),
     };
-    Ok(Engine::new(parts, DemoRunner { inner: runner, fault })?)
+    Engine::new(parts, DemoRunner { inner: runner, fault })
+        .map_err(|error| anyhow!("{}: {error}", flag(error.field)))
 }
 
-/// The model that the flags name, and what tells its weights from others'.
-fn weights(args: &EngineArgs) -> Result<(Weights, String)> {
+/// The flag that sets a limit of the engine.
+fn flag(field: &str) -> &'static str {
+    match field {
+        "max_num_batched_tokens" => "--max-batched-tokens",
+        "max_num_seqs" => "--max-seqs",
+        _ => "the engine's limits",
+    }
+}
+
+/// Names the model and its rows: outputs of equal names may be compared.
+pub(crate) fn model_name(args: &EngineArgs) -> String {
+    let kv = args.kv;
+    let mut rows = KvFormat::from(kv).name().to_owned();
+    if let Some(indexer) = args.indexer.filter(|&indexer| indexer != kv.indexer()) {
+        rows = format!("{rows}-{}", IndexerFormat::from(indexer).name());
+    }
+    match &args.model {
+        None => format!("demo-{}-{rows}", args.weights_seed),
+        Some(directory) => format!("published-{}-{rows}", directory.display()),
+    }
+}
+
+/// The weights that the flags name.
+fn weights(args: &EngineArgs) -> Result<Weights> {
     let Some(directory) = &args.model else {
-        let weights = Weights::seeded(&ModelConfig::demo(), args.weights_seed)?;
-        return Ok((weights, format!("demo-{}", args.weights_seed)));
+        return Ok(Weights::seeded(&ModelConfig::demo(), args.weights_seed)?);
     };
     let published = Published::open(directory, available_memory())
         .with_context(|| format!("--model: {}", directory.display()))?;
@@ -90,7 +112,7 @@ fn weights(args: &EngineArgs) -> Result<(Weights, String)> {
     let memory = published.memory();
     let weights = published.load().with_context(|| format!("--model: {}", directory.display()))?;
     tracing::info!("weights of {} take {memory} bytes", directory.display());
-    Ok((weights, format!("published-{}", directory.display())))
+    Ok(weights)
 }
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
@@ -118,7 +140,7 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         schedulers: Schedulers::Unified,
         events_max: EVENTS_MAX,
     };
-    ControlPlane::new(config, Box::new(ReferenceOrder)).context("the control plane")
+    ControlPlane::new(config, Box::new(ReferenceOrder)).context("--pages and --max-seqs")
 }
 
 /// The CPU runner, with the demo's fault in front of it.

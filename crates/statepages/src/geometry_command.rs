@@ -34,7 +34,10 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
         dcp_world_size: 1,
         image: args.image.into(),
     };
-    let geometry = Dsv4Geometry::new(&config, &options)?;
+    let geometry = Dsv4Geometry::new(&config, &options).with_context(|| match &args.config {
+        Some(path) => format!("--config: {}", path.display()),
+        None => "the model and the options do not fit together".to_owned(),
+    })?;
     let facts = facts(&geometry, args)?;
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -16,7 +16,7 @@ mod size;
 mod tokens;
 
 use std::env;
-use std::io;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
@@ -28,7 +28,7 @@ use crate::args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Err(error) = log() {
-        eprintln!("statepages: {error:#}");
+        complain(format_args!("{error:#}"));
         return ExitCode::FAILURE;
     }
     let outcome = match cli.command {
@@ -46,11 +46,26 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
+        // Who reads standard output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("statepages: {error:#}");
+            complain(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Tells the user on standard error; where that cannot be written the exit code still tells.
+pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
+    // Nothing is left to report a failure of this write to.
+    let _unreported = writeln!(io::stderr(), "statepages: {what}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>();
+        io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    })
 }
 
 /// Variable that sets what is logged.
@@ -67,6 +82,12 @@ fn log() -> Result<()> {
         Err(env::VarError::NotPresent) => EnvFilter::new(LOG_BUILT_IN),
         Err(error) => return Err(error).context(LOG_VARIABLE),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        // A log that cannot be written must not end the run.
+        .log_internal_errors(false)
+        .init();
     Ok(())
 }
