@@ -1,9 +1,10 @@
 """Makes the forward's fixtures: tokens, float64 logits and choices of a reference forward.
 
-    make_forward_fixtures.py REFERENCE.py OUTPUT_DIRECTORY
+    make_forward_fixtures.py REFERENCE.py OUTPUT_DIRECTORY [CASE ...]
 
 REFERENCE.py has `forward(ids, weights, config, taps)` in float64 numpy, where `taps` receives one dict
-a layer with `index_score`, `index_sel`, `route_idx` and the input `ffn_in` of the experts. Weights
+a layer with `index_score`, `index_sel`, `route_idx` and the input `ffn_in` of the experts, and `mtp_forward(stack,
+next_ids, weights, config)` for cases with `draft`. Weights
 are drawn here by the rule of `crates/statepages-model/src/seeded.rs`.
 
 A case is two files. NAME.txt holds `field = value` lines. NAME.bin holds, little-endian:
@@ -15,6 +16,7 @@ A case is two files. NAME.txt holds `field = value` lines. NAME.bin holds, littl
             u16 entries [index_topk], ascending; f32 score margin of the choice
         layers without hash routing, for every token:
             u16 experts [num_experts_per_tok], ascending; f32 score margin of the choice
+    with `draft`: f32 logits of the draft layer [tokens][vocab], the first token following the last
 """
 import importlib.util
 import math
@@ -53,6 +55,7 @@ CASES = {
         dict(compress_ratios=[4, 128, 0, 0], rope_scaling=None, sliding_window=32, hc_mult=2,
              hc_sinkhorn_iters=5, hc_eps=1e-3, num_attention_heads=6, o_groups=3,
              index_n_heads=6, num_hash_layers=2, vocab_size=40), 300),
+    "draft": (dict(compress_ratios=[0, 4, 128, 0], vocab_size=40, draft=1), 220),
 }
 
 
@@ -129,8 +132,17 @@ def weights(c):
     put("head.weight", V, D)
     put("norm.weight", D)
     hyper("hc_head", m, 1)
-    for layer in range(c["num_hidden_layers"]):
-        r, p = c["compress_ratios"][layer], f"layers.{layer}."
+    prefixes = [f"layers.{layer}." for layer in range(c["num_hidden_layers"])]
+    if c.get("draft"):
+        prefixes.append("mtp.0.")
+        hyper("mtp.0.hc_head", m, 1)
+        put("mtp.0.norm.weight", D)
+        put("mtp.0.enorm.weight", D)
+        put("mtp.0.hnorm.weight", D)
+        put("mtp.0.e_proj.weight", D, D)
+        put("mtp.0.h_proj.weight", D, D)
+    for layer, p in enumerate(prefixes):
+        r = c["compress_ratios"][layer]
         a, f = p + "attn.", p + "ffn."
         hyper(p + "hc_attn", (2 + m) * m, 3)
         hyper(p + "hc_ffn", (2 + m) * m, 3)
@@ -173,7 +185,7 @@ def case(reference, config, tokens):
     w = weights(config)
     token_ids = np.random.default_rng(1).integers(0, config["vocab_size"], tokens)
     taps = []
-    logits = reference.forward(token_ids, w, config, taps)
+    logits, stack = reference.forward(token_ids, w, config, taps, return_stack=True)
     out = [token_ids.astype("<u4").tobytes(), logits.astype("<f4").tobytes()]
     for layer, tap in enumerate(taps):
         top = config["index_topk"]
@@ -189,6 +201,9 @@ def case(reference, config, tokens):
             scores = np.sqrt(np.logaddexp(0, x)) + w[f + "gate.bias"]
             for t in range(tokens):
                 out.append(choice(scores[t], config["num_experts_per_tok"], tap["route_idx"][t]))
+    if config.get("draft"):
+        draft, _ = reference.mtp_forward(stack, np.roll(token_ids, -1), w, config)
+        out.append(draft.astype("<f4").tobytes())
     return b"".join(out)
 
 
@@ -207,6 +222,8 @@ def main():
     spec.loader.exec_module(reference)
     out = pathlib.Path(sys.argv[2])
     for name, (change, tokens) in CASES.items():
+        if sys.argv[3:] and name not in sys.argv[3:]:
+            continue
         config = {**BASE, **change}
         config["num_hidden_layers"] = len(config["compress_ratios"]) - 1
         (out / f"{name}.txt").write_text(text(config, tokens))

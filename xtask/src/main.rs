@@ -8,30 +8,38 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
+/// One call of cargo.
+struct Step {
+    name: &'static str,
+    args: &'static [&'static str],
+    variables: &'static [(&'static str, &'static str)],
+}
+
 /// The steps of continuous integration, in the order of what fails fastest.
-const CI_STEPS: &[(&str, &[&str], &[(&str, &str)])] = &[
-    ("formatting", &["fmt", "--all", "--check"], &[]),
-    (
-        "lints",
-        &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"],
-        &[],
-    ),
-    (
-        "documentation",
-        &["doc", "--workspace", "--no-deps", "--release"],
-        &[("RUSTDOCFLAGS", "-D warnings")],
-    ),
-    ("tests", &["test", "--workspace", "--release"], &[]),
-    (
-        "simulation",
-        &["run", "--release", "-p", "statepages", "--", "sim", "--seeds", "0..200"],
-        &[],
-    ),
+const CI_STEPS: &[Step] = &[
+    Step { name: "formatting", args: &["fmt", "--all", "--check"], variables: &[] },
+    Step {
+        name: "lints",
+        args: &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"],
+        variables: &[],
+    },
+    Step {
+        name: "documentation",
+        args: &["doc", "--workspace", "--no-deps", "--release"],
+        variables: &[("RUSTDOCFLAGS", "-D warnings")],
+    },
+    // The test command of the README, to the letter.
+    Step { name: "tests", args: &["test", "--workspace", "--release"], variables: &[] },
+    Step {
+        name: "simulation",
+        args: &["run", "--release", "-p", "statepages", "--", "sim", "--seeds", "0..200"],
+        variables: &[],
+    },
 ];
 
 fn ci() -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    for (name, args, variables) in CI_STEPS {
+    for Step { name, args, variables } in CI_STEPS {
         eprintln!("== {name}: cargo {}", args.join(" "));
         let status = Command::new(&cargo)
             .args(*args)

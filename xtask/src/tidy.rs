@@ -13,7 +13,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("statepages-geometry", &["statepages-page"]),
     ("statepages-store", &["statepages-page"]),
     ("statepages-copy", &["statepages-page"]),
+    ("statepages-cuda", &["statepages-page", "statepages-copy"]),
     ("statepages-model", &["statepages-page", "statepages-geometry", "statepages-copy"]),
+    ("statepages-weights", &["statepages-geometry", "statepages-model"]),
     (
         "statepages-engine",
         &[
@@ -38,6 +40,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "statepages-copy",
             "statepages-model",
             "statepages-engine",
+            "statepages-weights",
+            "statepages-cuda",
         ],
     ),
     ("xtask", &[]),
@@ -95,6 +99,7 @@ fn arrows(findings: &mut Vec<String>) -> Result<()> {
     let allowed: BTreeMap<_, _> = ARROWS.iter().copied().collect();
     for package in packages {
         let name = package["name"].as_str().context("a package without a name")?;
+        lints(name, package["manifest_path"].as_str().unwrap_or_default(), findings)?;
         let mut inside = BTreeSet::new();
         let mut outside = BTreeSet::new();
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
@@ -122,6 +127,15 @@ fn arrows(findings: &mut Vec<String>) -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// One crate may hold unsafe code; every other takes the workspace's lints, which forbid it.
+fn lints(name: &str, manifest: &str, findings: &mut Vec<String>) -> Result<()> {
+    let text = fs::read_to_string(manifest).with_context(|| format!("cannot read {manifest}"))?;
+    if name != "statepages-cuda" && !text.contains("[lints]\nworkspace = true") {
+        findings.push(format!("crate {name} does not take the workspace's lints"));
     }
     Ok(())
 }

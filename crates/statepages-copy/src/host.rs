@@ -17,8 +17,8 @@ pub struct HostBackend {
     tickets: Tickets,
 }
 
-/// Issues tickets and holds the failure latch.
-pub(crate) struct Tickets {
+/// Issues tickets and holds the failure latch: what every backend has beside its copies.
+pub struct Tickets {
     next: u64,
     /// Tickets below this were issued before the last reset.
     valid_from: u64,
@@ -91,37 +91,46 @@ impl CopyBackend for HostBackend {
 }
 
 impl Tickets {
-    pub(crate) const fn new() -> Self {
+    /// None issued, and sound.
+    #[expect(clippy::new_without_default, reason = "a backend states that it starts sound")]
+    pub const fn new() -> Self {
         Self { next: 0, valid_from: 0, health: Health::Sound }
     }
 
-    pub(crate) fn issue(&mut self) -> CopyTicket {
+    /// The next ticket.
+    pub fn issue(&mut self) -> CopyTicket {
         self.next += 1;
         CopyTicket::new(self.next - 1)
     }
 
-    pub(crate) fn sound(&self) -> Result<(), CopyError> {
+    /// Refuses while a failure is latched.
+    pub fn sound(&self) -> Result<(), CopyError> {
         match self.health {
             Health::Sound => Ok(()),
             Health::Failed => Err(CopyError::PriorFailure),
         }
     }
 
-    pub(crate) fn valid(&self, ticket: CopyTicket) -> Result<(), CopyError> {
+    /// Refuses while a failure is latched, and for a ticket from before the last reset.
+    ///
+    /// # Panics
+    /// For a ticket that was never issued.
+    pub fn valid(&self, ticket: CopyTicket) -> Result<(), CopyError> {
         assert!(ticket.raw() < self.next, "{ticket:?} was never issued");
         self.sound()?;
         if ticket.raw() < self.valid_from { Err(CopyError::PriorFailure) } else { Ok(()) }
     }
 
     /// Passes a result on, and latches where it is an error.
-    pub(crate) fn latch<T>(&mut self, result: Result<T, CopyError>) -> Result<T, CopyError> {
+    pub fn latch<T>(&mut self, result: Result<T, CopyError>) -> Result<T, CopyError> {
         if result.is_err() {
             self.health = Health::Failed;
         }
         result
     }
 
-    pub(crate) fn reset(&mut self) {
+    /// Ends a failure; tickets issued so far are void.
+    pub fn reset(&mut self) {
         self.health = Health::Sound;
         self.valid_from = self.next;
     }

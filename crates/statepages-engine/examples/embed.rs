@@ -4,17 +4,17 @@
 //! cargo run --release -p statepages-engine --example embed
 //! ```
 //!
-//! The model keeps one number per request in its slot and one token per position in its pages. The
-//! same prompts are asked in two rounds. In the second they resume from checkpoints in pages, in
-//! whatever slot is free, compute a few tokens instead of hundreds, and give the same answers.
+//! The model keeps one number per request in its slot and one token per position in its pages. In
+//! the second round the same prompts resume from checkpoints in pages, and give the same answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 
 use statepages_copy::{CopyBackend, HostArena, HostBackend};
 use statepages_engine::{
-    Engine, EngineParts, LogitsReport, LogitsWanted, Output, Progress, RawLimits, RemoteState,
-    Request, Row, RowOutput, RunError, Runner, Sampling, StartupFacts, StepBatch, StepResult, Stop,
+    Engine, EngineParts, FinishReason, LogitsReport, LogitsWanted, Output, Progress, RawLimits,
+    RemoteState, Request, Row, RowOutput, RunError, Runner, Sampling, StartupFacts, StepBatch,
+    StepResult, Stop,
 };
 use statepages_page::{
     BlockSize, Bytes, ImageLayout, ImageRule, LayoutId, PageId, PageLayout, Pages, Plane, Region,
@@ -103,16 +103,14 @@ fn engine() -> Result<Engine<Counter>, Box<dyn Error>> {
     let spec = CheckpointSpec::of(&layout)?;
     eprintln!("{}", StartupFacts::of(&spec));
     let block = BlockSize::new(BLOCK).ok_or("a block has tokens")?;
-    let (interval, _) = CheckpointInterval::parse(256, block)?;
-    let transfer = StateTransfer::Copy { layout: layout.id.clone() };
     let control = ControlPlaneConfig {
         pages: Pages::new(PAGES),
         pages_max: Pages::new(PAGES),
         slots: SLOTS,
         block,
-        runtime: StateRuntime::new(transfer, Some(spec))?,
+        runtime: StateRuntime::new(StateTransfer::Copy { layout: layout.id.clone() }, Some(spec))?,
         caching: Caching::On,
-        interval,
+        interval: CheckpointInterval::Grid(Pages::new(4)),
         copying_max: None,
         order: BackendOrder::Ordered,
         speculation: Speculation::Off,
@@ -169,7 +167,8 @@ fn round(
             logits: LogitsReport::Omit,
         })?;
     }
-    while engine.step() != Progress::Idle {
+    loop {
+        let progress = engine.step();
         for output in engine.drain_outputs() {
             match output {
                 Output::Token { request, token, .. } => {
@@ -181,9 +180,12 @@ fn round(
                         report.hit.resumable, report.hit.full
                     );
                 }
-                Output::Finished { request, reason, .. } => eprintln!("{request}: {reason}"),
-                other => eprintln!("{other:?}"),
+                Output::Finished { reason: FinishReason::MaxTokens, .. } => {}
+                other => return Err(format!("unexpected: {other:?}").into()),
             }
+        }
+        if progress == Progress::Idle {
+            break;
         }
     }
     let computed = engine.snapshot().totals.computed - before;
@@ -192,7 +194,7 @@ fn round(
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut engine = engine()?;
-    let prompts: Vec<Vec<u32>> =
+    let prompts: Vec<_> =
         (0..6u32).map(|p| (0..500 + 37 * p).map(|i| (i * i + p * 71) % VOCAB).collect()).collect();
     let cold = round(&mut engine, 0, &prompts)?;
     let resumed = round(&mut engine, 100, &prompts)?;

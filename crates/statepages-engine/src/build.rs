@@ -10,7 +10,7 @@ use statepages_store::{
 };
 
 use crate::connector::{Connector, Load, LoadId, LoadQuery};
-use crate::engine::{Engine, Flight, Trust};
+use crate::engine::{Engine, Flight};
 use crate::output::{Failure, FinishReason, Output, PreemptCause};
 use crate::runner::{LogitsWanted, Row, Runner, StepBatch};
 use crate::schedule::Budget;
@@ -305,8 +305,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         }
         self.totals.batches += 1;
         let restored = self.restored(&batch.ops);
-        let trust = Trust::Sound;
-        self.flights.push_back(Flight { id: batch.id, receipt, admissions, restored, trust });
+        self.flights.push_back(Flight { id: batch.id, receipt, admissions, restored });
         batch
     }
 

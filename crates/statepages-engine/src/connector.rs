@@ -8,6 +8,7 @@
 //! Rules
 //! - A load is named by a [`LoadId`] that is never used again, so a completion that comes late,
 //!   twice or for a request long gone is recognised and does nothing.
+//! - A connector delivers bytes; the engine lands them, once no batch in flight touches slot or pages.
 //! - Slot and pages given to `start` stay claimed until the load's first completion, even if the
 //!   request is aborted: a deadline passed is no proof that the other side has stopped writing.
 //! - A completion after a cancel frees the memory and nothing else: it cannot turn the failure back

@@ -86,6 +86,7 @@ impl<B: CopyBackend<Memory = HostArena>> CpuRunner<B> {
 /// A row in the model's words.
 fn chunk(row: &Row) -> SequenceChunk<'_> {
     SequenceChunk {
+        before: None,
         slot: row.slot,
         pages: &row.pages,
         start: row.start.get(),

@@ -82,17 +82,6 @@ pub(crate) struct Flight {
     pub(crate) admissions: Vec<Admission>,
     /// Residencies whose slot the batch's restores write, with a row in it or without.
     pub(crate) restored: Vec<Admission>,
-    pub(crate) trust: Trust,
-}
-
-/// Whether a batch in flight may be believed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Trust {
-    /// What it reports counts.
-    Sound,
-    /// An earlier batch has failed while this one was in flight: it may have read what that one did
-    /// not write, so it counts as failed, whatever it reports.
-    Spoilt,
 }
 
 /// What a step came to.

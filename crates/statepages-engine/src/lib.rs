@@ -18,6 +18,7 @@ mod metrics;
 mod null;
 mod output;
 mod recurrent;
+mod recurrent_runner;
 mod request;
 mod runner;
 mod schedule;
@@ -34,9 +35,8 @@ pub use limits::{InFlight, LimitError, Limits, PoolFacts, RawLimits};
 pub use metrics::{Snapshot, Totals, Usage};
 pub use null::NullRunner;
 pub use output::{Failure, FinishReason, LoadEnd, Output, PreemptCause};
-pub use recurrent::{
-    Effect, Latency, RecurrentModel, RecurrentRemote, RecurrentRunner, RunnerFaults,
-};
+pub use recurrent::{RecurrentModel, RecurrentRemote};
+pub use recurrent_runner::{Effect, Latency, RecurrentRunner, RunnerFaults};
 pub use request::{LogitsReport, Refusal, Request, Sampling, Stop, TokenPlace};
 pub use runner::{
     LogitsWanted, RemoteState, Row, RowOutput, RunError, Runner, StepBatch, StepResult,

@@ -81,7 +81,7 @@ pub struct Totals {
     pub preempted_batch_failed: u64,
     /// Batches submitted.
     pub batches: u64,
-    /// Batches that failed, or were built upon one that did.
+    /// Batches that failed.
     pub batches_failed: u64,
     /// Tokens computed in batches that succeeded.
     pub computed: u64,

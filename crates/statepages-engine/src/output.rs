@@ -85,7 +85,7 @@ pub enum LoadEnd {
 pub enum PreemptCause {
     /// An older request needed a page, or it needed one itself, and there was none.
     NoPage,
-    /// A batch that carried it, or that an in-flight batch of it was built upon, has failed.
+    /// A batch that carried it has failed.
     BatchFailed,
 }
 

@@ -34,7 +34,8 @@ impl Sampling {
 pub struct Stop {
     /// Tokens generated at most; at least one.
     pub max_tokens: Tokens,
-    /// Ids that end the request when generated (end of text and the like).
+    /// Ids that end the request when generated (end of text and the like). The id itself is still
+    /// reported, as the last token.
     pub token_ids: Vec<u32>,
     /// Runs of generated tokens that end the request; none may be empty.
     pub sequences: Vec<Vec<u32>>,

@@ -1,16 +1,17 @@
 //! Taking a batch's word: receipts first, then blocks, boundaries, tokens and ends.
 //!
-//! A batch that fails takes down with it every batch built while it was in flight: those may have
-//! read slots and pages that it did not write, so nothing they report is believed and none of their
-//! stores becomes visible. Every request in any of them gives up its residency and waits again; a
-//! request that was in `batch_failures_max` batches that failed by themselves ends with an error.
+//! A batch that fails costs each of its requests the residency: they wait again, and one that was in
+//! `batch_failures_max` failed batches ends with an error. Where a later batch in flight carries the
+//! same residency, its row rests on bytes that nobody wrote: the residency is gone by then, so the
+//! row's result finds no taker, and the control plane publishes no store of a boundary that was not
+//! reported. Other requests of that later batch rest on nothing of the failed one.
 
 use statepages_model::DrawAt;
 use statepages_page::{RequestId, Tokens};
 use statepages_store::Outcome;
 
 use crate::connector::Connector;
-use crate::engine::{Engine, Flight, Trust};
+use crate::engine::{Engine, Flight};
 use crate::output::{Failure, FinishReason, Output, PreemptCause};
 use crate::request::{LogitsReport, Verdict, judge};
 use crate::runner::{Row, RowOutput, RunError, Runner, StepBatch, StepResult};
@@ -25,10 +26,9 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
             sequence.rows_out -= 1;
         }
-        match (outcome, flight.trust) {
-            (Ok(outputs), Trust::Sound) => self.succeed(&batch, flight, outputs),
-            (Ok(_), Trust::Spoilt) => self.fail(&batch, flight, None),
-            (Err(error), _) => self.fail(&batch, flight, Some(&error)),
+        match outcome {
+            Ok(outputs) => self.succeed(&batch, flight, outputs),
+            Err(error) => self.fail(&batch, flight, &error),
         }
         for row in &batch.rows {
             if self.sequences.contains_key(&row.request) {
@@ -103,16 +103,9 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         self.finish(row.request, reason);
     }
 
-    fn fail(&mut self, batch: &StepBatch, flight: Flight, error: Option<&RunError>) {
+    fn fail(&mut self, batch: &StepBatch, flight: Flight, error: &RunError) {
         self.totals.batches_failed += 1;
         self.control.settle(flight.receipt, Outcome::Failed);
-        // Batches built from here on rest on nothing of this one, nor of those it has spoilt: their
-        // requests give up their residencies, and what those write meanwhile is written over.
-        if error.is_some() {
-            for later in &mut self.flights {
-                later.trust = Trust::Spoilt;
-            }
-        }
         for (row, admission) in batch.rows.iter().zip(flight.admissions) {
             self.fail_row(row, admission, error);
         }
@@ -121,17 +114,15 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         }
     }
 
-    fn fail_row(&mut self, row: &Row, admission: Admission, error: Option<&RunError>) {
+    fn fail_row(&mut self, row: &Row, admission: Admission, error: &RunError) {
         if self.running.get(&admission) != Some(&row.request) {
             return;
         }
         let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
-        if let Some(error) = error {
-            sequence.usage.batch_failures += 1;
-            if sequence.usage.batch_failures >= self.limits.batch_failures_max() {
-                let failure = Failure::Batches(error.what.clone());
-                return self.finish(row.request, FinishReason::Failed(failure));
-            }
+        sequence.usage.batch_failures += 1;
+        if sequence.usage.batch_failures >= self.limits.batch_failures_max() {
+            let failure = Failure::Batches(error.what.clone());
+            return self.finish(row.request, FinishReason::Failed(failure));
         }
         self.preempt(row.request, PreemptCause::BatchFailed);
     }

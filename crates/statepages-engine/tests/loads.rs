@@ -130,7 +130,7 @@ fn a_parked_request_s_restore_rides_the_batch_of_others() {
                 harness.engine.connector_mut().fail(0);
                 harness.finish();
                 harness.submit(request(2, &longer, 5));
-                harness.submit(request(3, &text(6, 9), 12));
+                harness.submit(request(3, &text(6, 4), 12));
                 harness.step();
                 for _ in 0..steps {
                     harness.step();
@@ -142,6 +142,31 @@ fn a_parked_request_s_restore_rides_the_batch_of_others() {
                 assert_eq!(usage.loaded.get(), 36 - 20, "{in_flight} {latency} {steps}");
             }
         }
+    }
+}
+
+/// The load has arrived, and waits for a batch that was in flight then; meanwhile a younger batch
+/// takes the request's restore along. The load lands behind that one, too.
+#[test]
+fn a_load_lands_behind_its_restore() {
+    let prompt = text(4, 22);
+    let mut longer = prompt.clone();
+    longer.extend(text(5, 18));
+    for latency in 2..9 {
+        let setup = Setup { in_flight: 2, latency, ..Setup::ROOMY };
+        let mut harness = setup.with_connector(Manual::new(std::slice::from_ref(&longer)));
+        harness.submit(request(1, &prompt, 3));
+        harness.step();
+        harness.engine.connector_mut().fail(0);
+        harness.finish();
+        harness.submit(request(3, &text(6, 4), 12));
+        harness.step();
+        harness.submit(request(2, &longer, 5));
+        harness.step();
+        harness.engine.connector_mut().load(1);
+        harness.submit(request(4, &text(7, 4), 12));
+        harness.finish();
+        harness.verify();
     }
 }
 

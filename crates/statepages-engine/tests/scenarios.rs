@@ -26,7 +26,7 @@ fn a2_every_length_around_a_boundary_resumes_where_it_may() {
     for (in_flight, latency, budget) in [(1, 0, 64), (2, 3, 64), (2, 3, 7), (2, 2, 5)] {
         for interval in [None, Some(2)] {
             for len in 5..=21 {
-                let setup = Setup { interval, in_flight, latency, budget, ..Setup::ROOMY };
+                let setup = Setup { interval, budget, in_flight, latency, ..Setup::ROOMY };
                 let mut harness = setup.harness();
                 let prompt = text(2, len);
                 harness.run(request(1, &prompt, 3));
@@ -250,6 +250,27 @@ fn j1_a_request_of_a_failed_batch_resumes_from_its_own_checkpoints() {
         assert!(resumed.count() > 0);
         assert!(harness.engine.snapshot().totals.preempted_batch_failed > 0);
     }
+}
+
+/// The store of a boundary that a failed batch was to reach rides the next batch, which succeeds. The
+/// boundary's block is found all the same, because an earlier request computed it: its checkpoint
+/// must not become visible.
+#[test]
+fn c6_a_store_behind_a_failed_forward_is_never_visible() {
+    let mut failed = 0;
+    for seed in 0..200 {
+        let faults = Some(RunnerFaults { seed, failing: 20 });
+        let setup = Setup { in_flight: 2, latency: 3, faults, ..Setup::ROOMY };
+        let mut harness = setup.harness();
+        let whole = text(17, 40);
+        harness.run(request(1, &whole, 2));
+        for id in 2..5 {
+            harness.run(request(id, &whole[..18], 2));
+        }
+        harness.verify();
+        failed += harness.engine.snapshot().totals.batches_failed;
+    }
+    assert!(failed > 200);
 }
 
 /// A request that is in too many failed batches ends, with the last one's account.

@@ -19,6 +19,10 @@ pub struct SequenceChunk<'a> {
     pub start: u32,
     /// The chunk; not empty.
     pub tokens: &'a [u32],
+    /// Id of the token before `start`, where its row of the draft layer is to be made: after a
+    /// restore, for that row follows from the token at `start`, which the image does not cover.
+    /// That token is computed again and writes nothing else. `None` where nothing is drafted.
+    pub before: Option<u32>,
     /// Which logits are wanted.
     pub logits: LogitsWanted,
 }
@@ -76,6 +80,15 @@ pub enum ForwardError {
         /// Index of the sequence.
         sequence: usize,
     },
+    /// A chunk that starts at the first token names a token before it.
+    NothingBefore {
+        /// Index of the sequence.
+        sequence: usize,
+    },
+    /// The model has no draft layer.
+    NoDraftLayer,
+    /// A draft does not follow a forward of the same batch, or has not one next token a sequence.
+    NotForwarded,
     /// A token id is not in the vocabulary.
     Token {
         /// Index of the sequence.
@@ -119,6 +132,13 @@ impl fmt::Display for ForwardError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty { sequence } => write!(f, "sequence {sequence} of the batch has no tokens"),
+            Self::NothingBefore { sequence } => {
+                write!(f, "sequence {sequence} of the batch starts at 0, nothing is before it")
+            }
+            Self::NoDraftLayer => f.write_str("the model has no draft layer"),
+            Self::NotForwarded => {
+                f.write_str("a draft needs a forward of the same batch, and each one's next token")
+            }
             Self::Token { sequence, got, vocab } => write!(
                 f,
                 "sequence {sequence} of the batch: token ids are below {vocab}, got {got}"
@@ -155,21 +175,34 @@ pub(crate) struct Span<'a> {
     pub(crate) pages: &'a [PageId],
     /// Tokens of the batch before this sequence's.
     pub(crate) first: usize,
-    /// Position of the chunk's first token.
+    /// Position of the first token that is computed: `start`, or the one before.
+    pub(crate) from: u32,
+    /// Position of the first token whose state is written.
     pub(crate) start: u32,
     /// Position behind the chunk's last token.
     pub(crate) end: u32,
 }
 
 impl Span<'_> {
-    /// The token's place among the tokens of the batch.
-    pub(crate) fn flat(&self, position: u32) -> usize {
-        self.first + (position - self.start) as usize
+    /// Slot and positions.
+    pub(crate) fn place(&self) -> (SlotId, u32, u32) {
+        (self.slot, self.from, self.end)
     }
 
-    /// First position that is in the window of one of the chunk's tokens.
+    /// The token's place among the tokens of the batch.
+    pub(crate) fn flat(&self, position: u32) -> usize {
+        self.first + (position - self.from) as usize
+    }
+
+    /// True for a decode step: its one token needs no rows of others of its chunk, so whoever
+    /// computes it reads its rows itself, while they fit a core's cache.
+    pub(crate) fn is_step(&self) -> bool {
+        self.end - self.from == 1 && self.from == self.start
+    }
+
+    /// First position that is in the window of one of the span's tokens.
     pub(crate) fn window_start(&self, window: u32) -> u32 {
-        self.start.saturating_sub(window - 1)
+        self.from.saturating_sub(window - 1)
     }
 }
 
@@ -212,17 +245,43 @@ impl<'a> Plan<'a> {
                 return Err(ForwardError::SharedSlot { slot: chunk.slot });
             }
             let vocab = config.vocab_size;
-            if let Some(&got) = chunk.tokens.iter().find(|&&id| id >= vocab) {
+            if let Some(&got) = chunk.before.iter().chain(chunk.tokens).find(|&&id| id >= vocab) {
                 return Err(ForwardError::Token { sequence, got, vocab });
             }
             let (first, start) = (plan.tokens.len(), chunk.start);
-            plan.spans.push(Span { slot: chunk.slot, pages, first, start, end });
-            plan.tokens.extend((start..end).zip(chunk.tokens).map(|(position, &id)| Token {
+            let from = match chunk.before {
+                None => start,
+                Some(_) => start.checked_sub(1).ok_or(ForwardError::NothingBefore { sequence })?,
+            };
+            plan.spans.push(Span { slot: chunk.slot, pages, first, from, start, end });
+            let ids = chunk.before.iter().chain(chunk.tokens);
+            plan.tokens.extend((from..end).zip(ids).map(|(position, &id)| Token {
                 sequence: sequence as u32,
                 position,
                 id,
             }));
         }
         Ok(plan)
+    }
+
+    /// The same tokens as the draft layer sees them: each with the id of the one behind it, and
+    /// rows written from the first on.
+    pub(crate) fn draft(
+        mut self,
+        config: &ModelConfig,
+        next: &[u32],
+    ) -> Result<Self, ForwardError> {
+        let vocab = config.vocab_size;
+        for (sequence, (span, &next)) in self.spans.iter_mut().zip(next).enumerate() {
+            if next >= vocab {
+                return Err(ForwardError::Token { sequence, got: next, vocab });
+            }
+            let end = span.flat(span.end);
+            for flat in span.first..end {
+                self.tokens[flat].id = if flat + 1 < end { self.tokens[flat + 1].id } else { next };
+            }
+            span.start = span.from;
+        }
+        Ok(self)
     }
 }

@@ -178,6 +178,11 @@ impl ModelConfig {
         }
     }
 
+    /// True where there is a multi-token-prediction block.
+    pub fn has_draft(&self) -> bool {
+        self.cache.draft_layers == DraftLayers::Mtp && self.cache.num_nextn_predict_layers > 0
+    }
+
     /// Ratios of the trunk's layers, without the draft layers.
     pub fn trunk_ratios(&self) -> &[u32] {
         &self.cache.compress_ratios[..self.cache.num_hidden_layers as usize]
@@ -187,10 +192,11 @@ impl ModelConfig {
     /// is checked where their geometry is derived.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let cache = &self.cache;
+        let (ratios, drafts) = (cache.compress_ratios.len() as u32, cache.num_nextn_predict_layers);
         // Bounds keep every product of two of these inside u32, whatever file they come from.
         let wide = 1 << 15;
         for (field, min, max, got) in [
-            ("num_hidden_layers", 1, cache.compress_ratios.len() as u32, cache.num_hidden_layers),
+            ("num_hidden_layers", 1, ratios.saturating_sub(drafts), cache.num_hidden_layers),
             ("hidden_size", 1, wide, self.hidden_size),
             ("num_attention_heads", 1, 1 << 12, self.num_attention_heads),
             ("head_dim", 1, 1 << 12, cache.head_dim),
@@ -236,6 +242,17 @@ impl ModelConfig {
         ] {
             if !(got.is_finite() && got > 0.0) {
                 return Err(ConfigError::NotPositive { field, got: got.to_string() });
+            }
+        }
+        if self.has_draft() {
+            let ratio = cache.compress_ratios[cache.num_hidden_layers as usize];
+            for (field, max, got) in [
+                ("num_nextn_predict_layers", 1, cache.num_nextn_predict_layers),
+                ("compress_ratios of the draft layer", 0, ratio),
+            ] {
+                if got > max {
+                    return Err(ConfigError::OutOfRange { field, min: 0, max, got });
+                }
             }
         }
         for (layer, &got) in self.trunk_ratios().iter().enumerate() {

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use statepages_copy::HostArena;
 use statepages_geometry::Dsv4Geometry;
+use statepages_page::SlotId;
 
-use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk};
+use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk, Span};
 use crate::choice::{Choices, OwnChoices};
 use crate::config::ModelConfig;
-use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
+use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
+use crate::kernel::matrix::Matrix;
 use crate::pass::{Core, Pass, PerThread};
-use crate::row::RowFormat;
 use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
-use crate::weights::Weights;
+use crate::weights::{DraftWeights, HyperWeights, Weights};
 
 /// Most tokens of a tile: enough rows to reuse a weight panel, few enough to stay in a core's
 /// cache.
@@ -40,13 +41,6 @@ pub enum ModelError {
     Isa(IsaUnavailable),
     /// The caches were laid out for another shape.
     Geometry,
-    /// The forward has no such row format.
-    RowFormat {
-        /// Which rows: `kv` or `indexer`.
-        rows: &'static str,
-        /// Name of the format.
-        got: &'static str,
-    },
     /// The system gives no threads.
     Threads(String),
 }
@@ -56,9 +50,6 @@ impl fmt::Display for ModelError {
         match self {
             Self::Isa(error) => error.fmt(f),
             Self::Geometry => f.write_str("the caches were laid out for another model's shape"),
-            Self::RowFormat { rows, got } => {
-                write!(f, "{rows} rows: expected bf16 or f32, got {got}")
-            }
             Self::Threads(error) => write!(f, "no threads for the model: {error}"),
         }
     }
@@ -66,12 +57,51 @@ impl fmt::Display for ModelError {
 
 impl std::error::Error for ModelError {}
 
+/// A part of a forward, all layers together, in the order of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Residual mixing, query rank, KV rows and what compressors and indexer project.
+    Project,
+    /// Pools of completed entries, and the rows and rings that they are written to.
+    Pool,
+    /// Indexer rows read, and entries chosen by them.
+    Select,
+    /// Compressed and window rows read, window rings written.
+    Read,
+    /// Queries, attention and its output projections.
+    Attend,
+    /// Routing and experts.
+    Experts,
+    /// Logits.
+    Head,
+}
+
+impl Phase {
+    /// The name used by reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Project => "project",
+            Self::Pool => "pool",
+            Self::Select => "select",
+            Self::Read => "read",
+            Self::Attend => "attend",
+            Self::Experts => "experts",
+            Self::Head => "head",
+        }
+    }
+}
+
+/// Told of each phase's end; the phases of a forward leave no gaps.
+type Ended<'a> = &'a mut (dyn FnMut(Phase) + Send);
+
 /// A DSV4 trunk with its weights, threads and scratch. Holds no request's state.
 pub struct Model {
     core: Core,
     pool: rayon::ThreadPool,
     threads: usize,
     scratch: Scratch,
+    /// Spans of the forward whose residuals the scratch still holds, for a draft.
+    forwarded: Vec<(SlotId, u32, u32)>,
 }
 
 struct Scratch {
@@ -93,12 +123,6 @@ impl Model {
         if weights.config().cache != *geometry.config() {
             return Err(ModelError::Geometry);
         }
-        let (kv, indexer) = (geometry.options().kv, geometry.options().indexer);
-        let format = |rows, format: Option<RowFormat>, got| {
-            format.ok_or(ModelError::RowFormat { rows, got })
-        };
-        let kv = format("kv", RowFormat::of_kv(kv), kv.name())?;
-        let index = format("indexer", RowFormat::of_indexer(indexer), indexer.name())?;
         let machine = Machine::new(options.isa).map_err(ModelError::Isa)?;
         let threads = options.threads.get();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -107,7 +131,7 @@ impl Model {
             .build()
             .map_err(|error| ModelError::Threads(error.to_string()))?;
         Ok(Self {
-            core: Core::new(weights, geometry.clone(), machine, (kv, index)),
+            core: Core::new(weights, geometry.clone(), machine),
             pool,
             threads,
             scratch: Scratch {
@@ -118,6 +142,7 @@ impl Model {
                 entry_rows: Rows32::default(),
                 window_rows: Rows32::default(),
             },
+            forwarded: Vec::new(),
         })
     }
 
@@ -170,16 +195,77 @@ impl Model {
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, scratch } = self;
+        self.run(choices, &mut |_| {}, arena, batch, out)
+    }
+
+    /// [`Model::forward`], with `ended` called at the end of each phase: whoever has a clock can
+    /// tell where the time goes.
+    pub fn forward_phases(
+        &mut self,
+        ended: &mut (dyn FnMut(Phase) + Send),
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        self.run(&OwnChoices, ended, arena, batch, out)
+    }
+
+    fn run(
+        &mut self,
+        choices: &dyn Choices,
+        ended: Ended<'_>,
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let Self { core, pool, threads, scratch, forwarded } = self;
+        forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
         let share = plan.tokens.len().div_ceil(*threads);
         let tile_len = share.clamp(1, TILE_TOKENS);
         pool.install(|| {
             scratch.start(core, &plan, tile_len);
             for layer in 0..core.weights.layers.len() {
-                scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena);
+                scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena, ended);
             }
-            scratch.head(core, &plan, tile_len, batch, out);
+            let (hyper, norm) = (&core.weights.hc_head, &core.weights.norm);
+            scratch.head(core, &plan, tile_len, (hyper, norm), batch, out);
+            ended(Phase::Head);
+        });
+        forwarded.extend(plan.spans.iter().map(Span::place));
+        Ok(())
+    }
+
+    /// Computes the draft layer for the batch of the forward just before: its rows in the slots,
+    /// and draft logits of the wanted tokens, which foretell the token after next.
+    ///
+    /// `next` has the id of the token behind each chunk. A draft follows each forward at most once;
+    /// a request that wants drafts at all wants them after every one of its forwards, since each
+    /// writes rows that later ones read.
+    pub fn draft(
+        &mut self,
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        next: &[u32],
+        out: &mut Logits,
+    ) -> Result<(), ForwardError> {
+        let Self { core, pool, threads, scratch, forwarded } = self;
+        let draft = core.weights.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
+        let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
+        let same = plan.spans.iter().map(Span::place).eq(forwarded.iter().copied());
+        if !same || next.len() != batch.len() {
+            return Err(ForwardError::NotForwarded);
+        }
+        let plan = plan.draft(&core.config, next)?;
+        forwarded.clear();
+        let share = plan.tokens.len().div_ceil(*threads);
+        let tile_len = share.clamp(1, TILE_TOKENS);
+        pool.install(|| {
+            scratch.start_draft(core, draft, &plan, tile_len);
+            let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len());
+            scratch.layer(&pass, tile_len, arena, &mut |_| {});
+            let head = (&draft.hc_head, &draft.norm[..]);
+            scratch.head(core, &plan, tile_len, head, batch, out);
         });
         Ok(())
     }
@@ -195,35 +281,55 @@ impl Scratch {
             .for_each(|(tile, (i, tokens))| tile.start(core, tokens, i * tile_len));
     }
 
-    fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena) {
+    fn start_draft(&mut self, core: &Core, draft: &DraftWeights, plan: &Plan<'_>, tile_len: usize) {
+        let works = &self.work;
+        let chunks = plan.tokens.par_chunks(tile_len);
+        self.tiles.par_iter_mut().zip(chunks).for_each(|(tile, tokens)| {
+            works.with(|work| tile.start_draft(core, draft, tokens, work));
+        });
+    }
+
+    fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena, ended: Ended<'_>) {
         let Self { tiles, work, entries, keys, entry_rows, window_rows } = self;
         tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.project(pass, work)));
+        ended(Phase::Project);
         if pass.ratio != 0 {
             let done = Tiles { tiles, len: tile_len };
             entries.pool(pass, done, arena);
             entries.publish(pass, done, arena);
         }
+        ended(Phase::Pool);
         if pass.indexed() {
             keys.read_keys(pass, arena);
-            tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.select(pass, work, keys)));
+            let arena = &*arena;
+            tiles.par_iter_mut().for_each(|tile| {
+                work.with(|work| tile.select(pass, work, arena, keys));
+            });
         }
+        ended(Phase::Select);
         let done = Tiles { tiles, len: tile_len };
         if pass.ratio != 0 {
             entry_rows.read_entries(pass, done, arena);
         }
         window_rows.read_window(pass, done, arena);
         store_window(pass, done, arena);
+        ended(Phase::Read);
+        let arena = &*arena;
         tiles.par_iter_mut().for_each(|tile| {
-            work.with(|work| tile.attend(pass, work, entry_rows, window_rows));
+            work.with(|work| tile.attend(pass, work, arena, entry_rows, window_rows));
         });
+        ended(Phase::Attend);
+        tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.mix_experts(pass, work)));
+        ended(Phase::Experts);
     }
 
-    /// Logits of the wanted tokens.
+    /// Logits of the wanted tokens, through the mixing and the norm of a head.
     fn head(
         &mut self,
         core: &Core,
         plan: &Plan<'_>,
         tile_len: usize,
+        (hyper, norm): (&HyperWeights, &[f32]),
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) {
@@ -236,7 +342,7 @@ impl Scratch {
             match chunk.logits {
                 LogitsWanted::None => {}
                 LogitsWanted::Last => wanted.push(end - 1),
-                LogitsWanted::All => wanted.extend(span.first..end),
+                LogitsWanted::All => wanted.extend(end - chunk.tokens.len()..end),
             }
             out.ends.push(wanted.len());
         }
@@ -252,7 +358,7 @@ impl Scratch {
                 }
                 let mut mixes = Vec::new();
                 let weights = &core.weights;
-                enter(core, &residual, &mut mixes, &weights.hc_head, &weights.norm, work);
+                enter(core, &residual, &mut mixes, hyper, norm, work);
                 gemm(
                     core.machine,
                     wanted.len(),

@@ -67,29 +67,29 @@ pub(crate) struct Core {
     pub(crate) weights: Arc<Weights>,
     pub(crate) machine: Machine,
     pub(crate) kv: RowFormat,
+    /// Bytes of each part of a KV row.
+    pub(crate) kv_parts: Vec<usize>,
     pub(crate) index: RowFormat,
     pub(crate) dense_rope: Rope,
     pub(crate) compressed_rope: Rope,
 }
 
 impl Core {
-    pub(crate) fn new(
-        weights: Arc<Weights>,
-        geometry: Dsv4Geometry,
-        machine: Machine,
-        (kv, index): (RowFormat, RowFormat),
-    ) -> Self {
+    pub(crate) fn new(weights: Arc<Weights>, geometry: Dsv4Geometry, machine: Machine) -> Self {
         let config = weights.config().clone();
+        let dims = Dims::new(&config);
+        let rope = config.cache.qk_rope_head_dim as usize;
         Self {
-            dims: Dims::new(&config),
+            kv: RowFormat::of_kv(geometry.options().kv, dims.width, rope),
+            kv_parts: (0..geometry.planes()).map(|plane| geometry.row_bytes(plane)).collect(),
+            index: RowFormat::of_indexer(geometry.options().indexer),
+            dims,
             dense_rope: Rope::dense(&config),
             compressed_rope: Rope::compressed(&config),
             config,
             geometry,
             weights,
             machine,
-            kv,
-            index,
         }
     }
 }
@@ -114,14 +114,16 @@ impl<'a> Pass<'a> {
         choices: &'a dyn Choices,
         layer: usize,
     ) -> Self {
+        let draft = core.weights.draft.as_ref().map(|draft| &draft.layer);
+        let weights = core.weights.layers.get(layer).or(draft);
         Self {
             core,
             plan,
             choices,
             layer,
-            weights: &core.weights.layers[layer],
+            weights: weights.expect("the layer exists"),
             cache: core.geometry.layers()[layer],
-            ratio: core.config.trunk_ratios()[layer],
+            ratio: core.config.cache.compress_ratios[layer],
         }
     }
 

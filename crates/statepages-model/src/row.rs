@@ -1,89 +1,315 @@
 //! Number formats of cached rows.
 //!
-//! A row is rounded to its format before any query reads it, the chunk's own rows included.
+//! A row is rounded to its format before any query reads it, the chunk's own rows included: rows
+//! are encoded once, and what is attended to is what decoding gives. A row's bytes lie in one or two
+//! parts: the planes of a slot or page, or columns and scales.
+//!
+//! ```text
+//! format       part 0                                              part 1
+//! f32, bf16    the columns
+//! fp8 planes   e4m3 columns but the rotary ones, by 64s; each      rotary columns, bf16
+//!              64's scale byte twice; zeros
+//! fp8 scaled   e4m3 columns                                        f32 scale, a power of two
+//! fp4 scaled   e2m1 columns, the even one in the low four bits     scale byte of every 32 columns
+//! ```
+//!
+//! Scale bytes are e8m0. Scales are the least powers of two that hold the largest magnitude `a` of
+//! their columns (dsv4.md 1.5 and 1.6): at least `max(a / 448, 1e-4)` in planes, `max(a, 1e-4) / 448`
+//! in fp8 indexer rows, `max(a, 6 * 2^-126) / 6` in fp4 ones. Queries are not quantised.
+
+#![expect(clippy::inline_always, reason = "a kernel's parts must be compiled for its machine")]
 
 use half::bf16;
 use statepages_geometry::{IndexerFormat, KvFormat};
+
+use crate::kernel::lanes::{Kernel, Lanes, Machine};
+use crate::minifloat::{
+    E2M1_MAX, E4M3_MAX, e2m1_from_f32, e2m1_to_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least,
+    e8m0_reciprocal, e8m0_to_f32, largest,
+};
+
+/// Columns of a plane that share a scale.
+const PLANE_GROUP: usize = 64;
+/// Columns of an fp4 row that share a scale.
+const FP4_GROUP: usize = 32;
+/// Most parts of a row.
+pub(crate) const PARTS_MAX: usize = 2;
 
 /// Number format of a cached row, main or indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RowFormat {
     F32,
     Bf16,
+    /// KV rows whose first `nope` columns are e4m3.
+    Fp8Planes {
+        nope: usize,
+    },
+    /// Indexer rows of e4m3 with one scale.
+    Fp8Scaled,
+    /// Indexer rows of e2m1.
+    Fp4Scaled,
 }
 
 impl RowFormat {
-    /// The format of KV rows, where this forward has it.
-    pub(crate) fn of_kv(kv: KvFormat) -> Option<Self> {
+    /// The format of KV rows of `width` columns, the last `rope` of them rotary.
+    pub(crate) fn of_kv(kv: KvFormat, width: usize, rope: usize) -> Self {
         match kv {
-            KvFormat::F32 => Some(Self::F32),
-            KvFormat::Bf16 => Some(Self::Bf16),
-            KvFormat::Fp8 => None,
+            KvFormat::F32 => Self::F32,
+            KvFormat::Bf16 => Self::Bf16,
+            KvFormat::Fp8 => Self::Fp8Planes { nope: width - rope },
         }
     }
 
-    /// The format of indexer rows, where this forward has it.
-    pub(crate) fn of_indexer(indexer: IndexerFormat) -> Option<Self> {
+    /// The format of indexer rows.
+    pub(crate) fn of_indexer(indexer: IndexerFormat) -> Self {
         match indexer {
-            IndexerFormat::F32 => Some(Self::F32),
-            IndexerFormat::Bf16 => Some(Self::Bf16),
-            IndexerFormat::Fp8 | IndexerFormat::Fp4 => None,
+            IndexerFormat::F32 => Self::F32,
+            IndexerFormat::Bf16 => Self::Bf16,
+            IndexerFormat::Fp8 => Self::Fp8Scaled,
+            IndexerFormat::Fp4 => Self::Fp4Scaled,
         }
     }
 
-    /// What reading `row` back would give, in place.
-    pub(crate) fn round(self, row: &mut [f32]) {
+    /// Parts of a row.
+    pub(crate) fn parts(self) -> usize {
         match self {
-            Self::F32 => {}
-            Self::Bf16 => row.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            Self::F32 | Self::Bf16 => 1,
+            Self::Fp8Planes { .. } | Self::Fp8Scaled | Self::Fp4Scaled => PARTS_MAX,
         }
     }
 
-    /// Writes a row to its bytes.
-    pub(crate) fn encode(self, row: &[f32], bytes: &mut [u8]) {
-        match self {
-            Self::F32 => bytes.copy_from_slice(bytemuck::cast_slice(row)),
-            Self::Bf16 => {
-                let to: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
-                assert_eq!(to.len(), row.len(), "a row has its format's bytes");
-                to.iter_mut().zip(row).for_each(|(to, x)| *to = bf16::from_f32(*x));
+    /// Writes one part of a row to its bytes.
+    pub(crate) fn encode(self, machine: Machine, part: usize, row: &[f32], bytes: &mut [u8]) {
+        machine.run(Encode { format: self, part, row, bytes });
+    }
+
+    /// Reads one part of a row from its bytes; part 0 comes first.
+    pub(crate) fn decode(self, machine: Machine, part: usize, bytes: &[u8], row: &mut [f32]) {
+        machine.run(Decode { format: self, part, bytes, row });
+    }
+}
+
+/// One part of a row to be written. Its loops have no lanes: they are compiled for the machine.
+struct Encode<'a> {
+    format: RowFormat,
+    part: usize,
+    row: &'a [f32],
+    bytes: &'a mut [u8],
+}
+
+/// One part of a row to be read.
+struct Decode<'a> {
+    format: RowFormat,
+    part: usize,
+    bytes: &'a [u8],
+    row: &'a mut [f32],
+}
+
+impl Kernel for Encode<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        let Self { format, part, row, bytes } = self;
+        match (format, part) {
+            (RowFormat::F32, _) => store_f32(row, bytes),
+            (RowFormat::Bf16, _) => store_bf16(row, bytes),
+            (RowFormat::Fp8Planes { nope }, 0) => {
+                let (codes, rest) = bytes.split_at_mut(nope);
+                let (scales, padding) = rest.split_at_mut(2 * (nope / PLANE_GROUP));
+                let groups = row[..nope].chunks_exact(PLANE_GROUP);
+                let codes = codes.chunks_exact_mut(PLANE_GROUP);
+                let scales = scales.as_chunks_mut::<2>().0;
+                for ((group, codes), scale) in groups.zip(codes).zip(scales) {
+                    let least = (largest(group) / E4M3_MAX).max(1e-4);
+                    *scale = [e8m0_at_least(least); 2];
+                    store_e4m3(group, e8m0_reciprocal(scale[0]), codes);
+                }
+                padding.fill(0);
+            }
+            (RowFormat::Fp8Planes { nope }, _) => store_bf16(&row[nope..], bytes),
+            (RowFormat::Fp8Scaled, part) => {
+                let scale = e8m0_at_least(largest(row).max(1e-4) / E4M3_MAX);
+                match part {
+                    0 => store_e4m3(row, e8m0_reciprocal(scale), bytes),
+                    _ => store_f32(&[e8m0_to_f32(scale)], bytes),
+                }
+            }
+            (RowFormat::Fp4Scaled, part) => {
+                for (i, group) in row.chunks_exact(FP4_GROUP).enumerate() {
+                    let least = largest(group).max(E2M1_MAX * f32::MIN_POSITIVE) / E2M1_MAX;
+                    let scale = e8m0_at_least(least);
+                    if part == 1 {
+                        bytes[i] = scale;
+                        continue;
+                    }
+                    let by = e8m0_reciprocal(scale);
+                    let packed = &mut bytes[i * FP4_GROUP / 2..][..FP4_GROUP / 2];
+                    for (to, [even, odd]) in packed.iter_mut().zip(group.as_chunks().0) {
+                        *to = e2m1_from_f32(even * by) | e2m1_from_f32(odd * by) << 4;
+                    }
+                }
             }
         }
     }
+}
 
-    /// Reads a row from its bytes.
-    pub(crate) fn decode(self, bytes: &[u8], row: &mut [f32]) {
-        match self {
-            Self::F32 => row.copy_from_slice(bytemuck::cast_slice(bytes)),
-            Self::Bf16 => {
-                let from: &[u16] = bytemuck::cast_slice(bytes);
-                assert_eq!(from.len(), row.len(), "a row has its format's bytes");
-                let widen = |x: u16| f32::from_bits(u32::from(x) << 16);
-                row.iter_mut().zip(from).for_each(|(to, x)| *to = widen(*x));
+impl Kernel for Decode<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        let Self { format, part, bytes, row } = self;
+        match (format, part) {
+            (RowFormat::F32, _) => load_f32(bytes, row),
+            (RowFormat::Bf16, _) => load_bf16(bytes, row),
+            (RowFormat::Fp8Planes { nope }, 0) => {
+                let (codes, rest) = bytes.split_at(nope);
+                let groups = row[..nope].chunks_exact_mut(PLANE_GROUP);
+                let codes = codes.chunks_exact(PLANE_GROUP);
+                for ((group, codes), scale) in groups.zip(codes).zip(rest.as_chunks::<2>().0) {
+                    let by = e8m0_to_f32(scale[0]);
+                    group.iter_mut().zip(codes).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
+                }
+            }
+            (RowFormat::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
+            (RowFormat::Fp8Scaled, 0) => {
+                assert_eq!(bytes.len(), row.len(), "a row has its format's bytes");
+                row.iter_mut().zip(bytes).for_each(|(x, code)| *x = e4m3_to_f32(*code));
+            }
+            (RowFormat::Fp8Scaled, _) => {
+                let mut scale = [0.0];
+                load_f32(bytes, &mut scale);
+                for x in row {
+                    *x *= scale[0];
+                }
+            }
+            (RowFormat::Fp4Scaled, 0) => {
+                assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
+                for (pair, byte) in row.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+                    *pair = [e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4)];
+                }
+            }
+            (RowFormat::Fp4Scaled, _) => {
+                for (group, scale) in row.chunks_exact_mut(FP4_GROUP).zip(bytes) {
+                    let by = e8m0_to_f32(*scale);
+                    for x in group {
+                        *x *= by;
+                    }
+                }
             }
         }
     }
+}
+
+#[inline(always)]
+fn store_e4m3(row: &[f32], by: f32, codes: &mut [u8]) {
+    assert_eq!(codes.len(), row.len(), "a row has its format's bytes");
+    codes.iter_mut().zip(row).for_each(|(code, x)| *code = e4m3_from_f32(x * by));
+}
+
+#[inline(always)]
+fn store_f32(row: &[f32], bytes: &mut [u8]) {
+    let (to, _) = bytes.as_chunks_mut::<4>();
+    assert_eq!(to.len(), row.len(), "a row has its format's bytes");
+    to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes());
+}
+
+#[inline(always)]
+fn load_f32(bytes: &[u8], row: &mut [f32]) {
+    let (from, _) = bytes.as_chunks::<4>();
+    assert_eq!(from.len(), row.len(), "a row has its format's bytes");
+    row.iter_mut().zip(from).for_each(|(x, from)| *x = f32::from_le_bytes(*from));
+}
+
+#[inline(always)]
+fn store_bf16(row: &[f32], bytes: &mut [u8]) {
+    let (to, _) = bytes.as_chunks_mut::<2>();
+    assert_eq!(to.len(), row.len(), "a row has its format's bytes");
+    to.iter_mut().zip(row).for_each(|(to, x)| *to = bf16::from_f32(*x).to_le_bytes());
+}
+
+#[inline(always)]
+fn load_bf16(bytes: &[u8], row: &mut [f32]) {
+    let (from, _) = bytes.as_chunks::<2>();
+    assert_eq!(from.len(), row.len(), "a row has its format's bytes");
+    let widen = |x: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(x)) << 16);
+    row.iter_mut().zip(from).for_each(|(x, from)| *x = widen(*from));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn machine() -> Machine {
+        Machine::new(crate::Isa::Auto).expect("every machine is something")
+    }
+
+    const KV: RowFormat = RowFormat::Fp8Planes { nope: 448 };
+
+    fn encoded(format: RowFormat, row: &[f32], sizes: &[usize]) -> Vec<Vec<u8>> {
+        let part = |(part, &len): (usize, &usize)| {
+            let mut bytes = vec![0xee; len];
+            format.encode(machine(), part, row, &mut bytes);
+            bytes
+        };
+        assert_eq!(format.parts(), sizes.len());
+        sizes.iter().enumerate().map(part).collect()
+    }
+
+    fn decoded(format: RowFormat, parts: &[Vec<u8>], width: usize) -> Vec<f32> {
+        let mut row = vec![f32::NAN; width];
+        parts
+            .iter()
+            .enumerate()
+            .for_each(|(part, bytes)| format.decode(machine(), part, bytes, &mut row));
+        row
+    }
+
+    /// The bytes of `tools/make_row_fixtures.py`: ties, subnormals, saturation, zeros, floors.
     #[test]
-    fn rounding_is_what_storing_does() {
-        let row: Vec<f32> = (0..64).map(|i| (i as f32 - 31.5) * 0.123_456_7).collect();
-        for (format, size) in [(RowFormat::F32, 4), (RowFormat::Bf16, 2)] {
-            let mut rounded = row.clone();
-            format.round(&mut rounded);
-            // Rows of an arena are aligned to 16 bytes; a vector of u64 is aligned enough here.
-            let mut memory = vec![0u64; 64 * size / 8];
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
-            format.encode(&row, bytes);
-            let mut back = vec![0.0; 64];
-            format.decode(bytes, &mut back);
-            assert_eq!(back, rounded);
-            format.round(&mut rounded);
-            assert_eq!(back, rounded);
+    fn bytes_are_those_of_the_published_definitions() {
+        let mut data = &include_bytes!("../tests/fixtures/rows.bin")[..];
+        let mut take = |n: usize| {
+            let (head, rest) = data.split_at(n);
+            data = rest;
+            head.to_vec()
+        };
+        let floats = |bytes: &[u8]| {
+            let mut row = vec![0.0; bytes.len() / 4];
+            load_f32(bytes, &mut row);
+            row
+        };
+        let count = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        for i in 0..count(&take(4)) {
+            let (row, parts) = (floats(&take(2048)), vec![take(512), take(128)]);
+            assert_eq!(encoded(KV, &row, &[512, 128]), parts, "KV row {i}");
+        }
+        for i in 0..count(&take(4)) {
+            let row = floats(&take(512));
+            let fp8 = vec![take(128), take(4)];
+            assert_eq!(encoded(RowFormat::Fp8Scaled, &row, &[128, 4]), fp8, "fp8 row {i}");
+            let fp4 = vec![take(64), take(4)];
+            assert_eq!(encoded(RowFormat::Fp4Scaled, &row, &[64, 4]), fp4, "fp4 row {i}");
+        }
+        assert!(take(0).is_empty() && data.is_empty());
+    }
+
+    #[test]
+    fn what_is_read_is_near_what_was_written_and_stays() {
+        let row: Vec<f32> =
+            (0..512).map(|i| ((i * 37 % 101) as f32 - 50.5) * 0.123_456_7).collect();
+        for (format, width, sizes, bound) in [
+            (RowFormat::F32, 512, &[2048][..], 0.0),
+            (RowFormat::Bf16, 512, &[1024], 1.0 / 256.0),
+            (KV, 512, &[512, 128], 1.0 / 16.0),
+            (RowFormat::Fp8Scaled, 128, &[128, 4], 1.0 / 16.0),
+            (RowFormat::Fp4Scaled, 128, &[64, 4], 1.0 / 3.0),
+        ] {
+            let row = &row[..width];
+            let back = decoded(format, &encoded(format, row, sizes), width);
+            let unit = largest(row) * bound;
+            assert!(
+                row.iter().zip(&back).all(|(a, b)| (a - b).abs() <= a.abs() * bound + unit / 4.0)
+            );
+            let again = decoded(format, &encoded(format, &back, sizes), width);
+            assert_eq!(again, back, "{format:?}");
         }
     }
 }

@@ -15,6 +15,8 @@
 //! - The window is read before it is written: with rings no longer than window and drafts, a long
 //!   chunk's last rows replace rows that its first tokens see.
 //! - Rows that nothing reads are not decoded: what lies in them cannot show.
+//! - A decode step's rows are read where its token is computed; its window after it is written, for
+//!   then the ring holds the token's own row and no longer the one that left its window.
 
 use rayon::prelude::*;
 use statepages_copy::HostArena;
@@ -89,7 +91,18 @@ fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) 
     &mut arena.page_mut(at.region, pages[at.block])[at.bytes.clone()]
 }
 
+/// The parts of an indexer row.
+fn index_parts(pass: &Pass<'_>, entry: u32) -> impl Iterator<Item = (usize, PageBytes)> {
+    let row = pass.core.geometry.indexer_row(pass.cache, entry);
+    [Some(row.data), row.scales].into_iter().flatten().enumerate()
+}
+
 impl Tiles<'_> {
+    /// Bytes of a token's KV row.
+    fn kv_bytes(&self, flat: usize, row_bytes: usize) -> &[u8] {
+        &self.tiles[flat / self.len].kv_bytes[flat % self.len * row_bytes..][..row_bytes]
+    }
+
     /// KV row of a token.
     fn kv(&self, flat: usize, width: usize) -> &[f32] {
         self.row(flat, |tile| (&tile.kv, width))
@@ -128,15 +141,23 @@ impl Entries {
         let (core, dims) = (pass.core, &pass.core.dims);
         let pages = |sequence: usize| pass.plan.spans[sequence].pages;
         for (row, &(sequence, entry)) in self.main.chunks_exact(dims.width).zip(&self.places) {
-            let at = core.geometry.compressed_row(pass.cache, entry, 0);
-            core.kv.encode(row, page_row_mut(arena, pages(sequence), &at));
+            for part in 0..core.kv.parts() {
+                let at = core.geometry.compressed_row(pass.cache, entry, part);
+                core.kv.encode(core.machine, part, row, page_row_mut(arena, pages(sequence), &at));
+            }
         }
         let (main, index) = sources(pass);
         if index.is_some() {
             let rows = self.index.chunks_exact(dims.index_width).zip(&self.places);
             for (row, &(sequence, entry)) in rows {
-                let at = core.geometry.indexer_row(pass.cache, entry).data;
-                core.index.encode(row, page_row_mut(arena, pages(sequence), &at));
+                for (part, at) in index_parts(pass, entry) {
+                    core.index.encode(
+                        core.machine,
+                        part,
+                        row,
+                        page_row_mut(arena, pages(sequence), &at),
+                    );
+                }
             }
         }
         for source in [Some(main), index].into_iter().flatten() {
@@ -220,6 +241,7 @@ impl Rows32 {
         fill: impl Fn(&Span<'a>, &mut [f32]) + Sync,
     ) {
         self.first.clear();
+        let rows = |span: &Span<'a>| if span.is_step() { 0 } else { rows(span) };
         let mut total = 0;
         for span in spans {
             self.first.push(total);
@@ -236,24 +258,22 @@ impl Rows32 {
             parts.push((span, part));
             rest = others;
         }
+        parts.retain(|(span, _)| !span.is_step());
         parts.into_par_iter().for_each(|(span, part)| fill(span, part));
     }
 
     /// Indexer rows of every entry that the batch can see.
     pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
-        let (core, width) = (pass.core, pass.core.dims.index_width);
+        let width = pass.core.dims.index_width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
-            for (entry, row) in (0..).zip(rows.chunks_exact_mut(width)) {
-                let at = core.geometry.indexer_row(pass.cache, entry).data;
-                core.index.decode(page_row(arena, span.pages, &at), row);
-            }
+            read_keys(pass, arena, span, rows);
         });
     }
 
     /// Compressed rows that some token of the batch attends to.
     pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
-        let (core, width) = (pass.core, pass.core.dims.width);
+        let width = pass.core.dims.width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
             let mut needed = vec![!pass.indexed(); visible(span) as usize];
@@ -266,22 +286,20 @@ impl Rows32 {
             }
             let rows = (0..).zip(needed).zip(rows.chunks_exact_mut(width));
             for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
-                let at = core.geometry.compressed_row(pass.cache, entry, 0);
-                core.kv.decode(page_row(arena, span.pages, &at), row);
+                read_entry(pass, arena, span, entry, row);
             }
         });
     }
 
     /// Window rows of every token of the batch.
     pub(crate) fn read_window(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
-        let (core, width, window) = (pass.core, pass.core.dims.width, pass.core.dims.window);
+        let (width, window) = (pass.core.dims.width, pass.core.dims.window);
         let seen = |span: &Span<'_>| span.end - span.window_start(window);
         self.read(&pass.plan.spans, width, seen, |span, rows| {
             let positions = span.window_start(window)..span.end;
             for (position, row) in positions.zip(rows.chunks_exact_mut(width)) {
                 if position < span.start {
-                    let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
-                    core.kv.decode(slot_row(arena, span, &at), row);
+                    read_window_row(pass, arena, span, position, row);
                 } else {
                     row.copy_from_slice(tiles.kv(span.flat(position), width));
                 }
@@ -290,14 +308,58 @@ impl Rows32 {
     }
 }
 
+/// Indexer rows of the entries from the first on.
+pub(crate) fn read_keys(pass: &Pass<'_>, arena: &HostArena, span: &Span<'_>, rows: &mut [f32]) {
+    let core = pass.core;
+    for (entry, row) in (0..).zip(rows.chunks_exact_mut(core.dims.index_width)) {
+        for (part, at) in index_parts(pass, entry) {
+            core.index.decode(core.machine, part, page_row(arena, span.pages, &at), row);
+        }
+    }
+}
+
+/// One compressed row.
+pub(crate) fn read_entry(
+    pass: &Pass<'_>,
+    arena: &HostArena,
+    span: &Span<'_>,
+    entry: u32,
+    row: &mut [f32],
+) {
+    let core = pass.core;
+    for part in 0..core.kv.parts() {
+        let at = core.geometry.compressed_row(pass.cache, entry, part);
+        core.kv.decode(core.machine, part, page_row(arena, span.pages, &at), row);
+    }
+}
+
+/// One window row, from the ring.
+pub(crate) fn read_window_row(
+    pass: &Pass<'_>,
+    arena: &HostArena,
+    span: &Span<'_>,
+    position: u32,
+    row: &mut [f32],
+) {
+    let core = pass.core;
+    for part in 0..core.kv.parts() {
+        let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
+        core.kv.decode(core.machine, part, slot_row(arena, span, &at), row);
+    }
+}
+
 /// Writes the chunks' last rows to the window rings.
 pub(crate) fn store_window(pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
-    let (core, dims) = (pass.core, &pass.core.dims);
+    let core = pass.core;
     for span in &pass.plan.spans {
-        for position in span.end.saturating_sub(dims.window).max(span.start)..span.end {
-            let at = core.geometry.window_row(pass.cache, Tokens::new(position), 0);
-            let row = tiles.kv(span.flat(position), dims.width);
-            core.kv.encode(row, slot_row_mut(arena, span, &at));
+        for position in span.end.saturating_sub(core.dims.window).max(span.start)..span.end {
+            let mut row = tiles.kv_bytes(span.flat(position), core.kv_parts.iter().sum());
+            for (part, &len) in core.kv_parts.iter().enumerate() {
+                let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
+                let (bytes, rest) = row.split_at(len);
+                slot_row_mut(arena, span, &at).copy_from_slice(bytes);
+                row = rest;
+            }
         }
     }
 }

@@ -5,22 +5,27 @@
 //!    (all tiles done: entries are pooled, pages and rings written, rows read)
 //! select   query rank -> chosen entries                      CSA layers only
 //!    (all tiles done: chosen rows read)
-//! attend   query rank + rows -> residual;  then experts -> residual
+//! attend   query rank + rows -> residual
+//! experts  residual -> residual
 //! ```
 //!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
 
+use statepages_copy::HostArena;
+
 use crate::batch::Token;
 use crate::choice::{ChoiceAt, top_k};
 use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
-use crate::kernel::gemm::{Matrix, Rows, RowsMut, gemm};
+use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::hyper::{
     Gather, Mix, MixRule, Scatter, gather, mixes, residual_factors, scatter,
 };
+use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
-use crate::weights::{CompressorWeights, HyperWeights};
+use crate::state::{read_entry, read_keys, read_window_row};
+use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
 #[derive(Debug, Default)]
@@ -38,7 +43,9 @@ pub(crate) struct Tile {
     pub(crate) len: usize,
     /// `[tokens][streams][hidden]`.
     pub(crate) residual: Vec<f32>,
-    /// KV rows as the cache will hold them, `[tokens][width]`.
+    /// KV rows as the cache will hold them: each token's parts, one behind the other.
+    pub(crate) kv_bytes: Vec<u8>,
+    /// What decoding [`Tile::kv_bytes`] gives, `[tokens][width]`.
     pub(crate) kv: Vec<f32>,
     pub(crate) main: Projections,
     pub(crate) index: Projections,
@@ -68,6 +75,10 @@ pub(crate) struct Work {
     ranks: Vec<u64>,
     products: Vec<[f32; 4]>,
     rows: Vec<u32>,
+    /// Indexer rows of a decode step.
+    keys: Vec<f32>,
+    /// Compressed and window rows of a decode step.
+    own: Vec<f32>,
 }
 
 /// Cached rows of the batch's sequences, decoded; see `state.rs`.
@@ -119,6 +130,34 @@ impl Tile {
         }
     }
 
+    /// Turns the trunk's residuals into the draft layer's, given the id of the token behind each.
+    pub(crate) fn start_draft(
+        &mut self,
+        core: &Core,
+        draft: &DraftWeights,
+        tokens: &[Token],
+        work: &mut Work,
+    ) {
+        let (hidden, eps) = (core.dims.hidden, core.config.rms_norm_eps);
+        fit(&mut work.x, self.len * hidden);
+        for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
+            x.copy_from_slice(&core.weights.embed[token.id as usize * hidden..][..hidden]);
+        }
+        rms_norm(core.machine, &mut work.x, hidden, NormWeight::Each(&draft.enorm), eps);
+        project(core, self.len, &work.x, &draft.e_proj, &mut work.y);
+        let hnorm = NormWeight::Each(&draft.hnorm);
+        rms_norm(core.machine, &mut self.residual, hidden, hnorm, eps);
+        let rows = self.len * core.dims.streams;
+        project(core, rows, &self.residual, &draft.h_proj, &mut work.z);
+        std::mem::swap(&mut self.residual, &mut work.z);
+        let streams = self.residual.chunks_exact_mut(core.dims.streams * hidden);
+        for (streams, y) in streams.zip(work.y.chunks_exact(hidden)) {
+            for stream in streams.chunks_exact_mut(hidden) {
+                stream.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+            }
+        }
+    }
+
     pub(crate) fn tokens<'a>(&self, pass: &Pass<'a>) -> &'a [Token] {
         &pass.plan.tokens[self.first..][..self.len]
     }
@@ -146,12 +185,21 @@ impl Tile {
         project(core, self.len, &work.x, &attn.wkv, &mut self.kv);
         let norm = NormWeight::Each(&attn.kv_norm);
         rms_norm(core.machine, &mut self.kv, dims.width, norm, eps);
-        let mut kv = std::mem::take(&mut self.kv);
-        for (i, row) in kv.chunks_exact_mut(dims.width).enumerate() {
+        let (mut kv, mut bytes) =
+            (std::mem::take(&mut self.kv), std::mem::take(&mut self.kv_bytes));
+        let row_bytes = core.kv_parts.iter().sum();
+        bytes.resize(self.len * row_bytes, 0);
+        let rows = kv.chunks_exact_mut(dims.width).zip(bytes.chunks_exact_mut(row_bytes));
+        for (i, (row, mut bytes)) in rows.enumerate() {
             turn(row, self.angles(pass, i), Turn::Forward);
-            core.kv.round(row);
+            for (part, &len) in core.kv_parts.iter().enumerate() {
+                let (part_bytes, rest) = bytes.split_at_mut(len);
+                core.kv.encode(core.machine, part, row, part_bytes);
+                core.kv.decode(core.machine, part, part_bytes, row);
+                bytes = rest;
+            }
         }
-        self.kv = kv;
+        (self.kv, self.kv_bytes) = (kv, bytes);
         let Some(compressed) = &attn.compressed else { return };
         let tokens = self.tokens(pass);
         self.main.fill(core, tokens, &compressed.main, pass.ratio, &work.x);
@@ -172,7 +220,13 @@ impl Tile {
 
     /// Second phase of a CSA layer: which entries each token attends to. `keys` are all entries'
     /// indexer rows.
-    pub(crate) fn select(&mut self, pass: &Pass<'_>, work: &mut Work, keys: &Rows32) {
+    pub(crate) fn select(
+        &mut self,
+        pass: &Pass<'_>,
+        work: &mut Work,
+        arena: &HostArena,
+        keys: &Rows32,
+    ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let compressed = pass.weights.attn.compressed.as_ref();
         let indexer = compressed.and_then(|c| c.indexer.as_ref());
@@ -204,10 +258,18 @@ impl Tile {
             for head in q[..dims.index_heads * width].chunks_exact_mut(width) {
                 turn(head, self.angles(pass, i), Turn::Forward);
             }
+            let span = &pass.plan.spans[token.sequence as usize];
+            let keys = if span.is_step() {
+                let rows = fit(&mut work.keys, visible * width);
+                read_keys(pass, arena, span, rows);
+                rows
+            } else {
+                keys.of(token.sequence as usize, width)
+            };
             let scores = IndexScores {
                 q,
                 width,
-                keys: keys.of(token.sequence as usize, width),
+                keys,
                 head_weights: &self.index_weights[i * heads..][..heads],
                 products: &mut work.products,
                 out: fit(&mut work.scores, visible),
@@ -222,18 +284,24 @@ impl Tile {
         }
     }
 
-    /// Last phase: attention and experts.
+    /// Third phase: attention.
     pub(crate) fn attend(
         &mut self,
         pass: &Pass<'_>,
         work: &mut Work,
+        arena: &HostArena,
         entries: &Rows32,
         window: &Rows32,
     ) {
         let core = pass.core;
         self.queries(pass, work);
-        self.outputs(pass, work, entries, window);
+        self.outputs(pass, work, arena, entries, window);
         self.leave(core, work);
+    }
+
+    /// Last phase: experts.
+    pub(crate) fn mix_experts(&mut self, pass: &Pass<'_>, work: &mut Work) {
+        let core = pass.core;
         self.enter(core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
         self.experts(pass, work);
         self.leave(core, work);
@@ -261,7 +329,14 @@ impl Tile {
     }
 
     /// Attention of every token, and both output projections into `work.y`.
-    fn outputs(&self, pass: &Pass<'_>, work: &mut Work, entries: &Rows32, window: &Rows32) {
+    fn outputs(
+        &self,
+        pass: &Pass<'_>,
+        work: &mut Work,
+        arena: &HostArena,
+        entries: &Rows32,
+        window: &Rows32,
+    ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let (width, stride) = (dims.width, dims.heads_padded * dims.width);
         fit(&mut work.o, self.len * stride);
@@ -277,15 +352,34 @@ impl Tile {
             let compressed = work.rows.len();
             let low = token.position.saturating_sub(dims.window - 1);
             work.rows.extend(low - first..=token.position - first);
+            let (mut entries, mut window) = if pass.ratio == 0 {
+                (&[][..], window.of(sequence, width))
+            } else {
+                (entries.of(sequence, width), window.of(sequence, width))
+            };
+            let span = &pass.plan.spans[sequence];
+            if span.is_step() {
+                let rows = fit(&mut work.own, work.rows.len() * width);
+                for (n, row) in rows.chunks_exact_mut(width).enumerate() {
+                    if n < compressed {
+                        read_entry(pass, arena, span, work.rows[n], row);
+                    } else {
+                        read_window_row(pass, arena, span, low + (n - compressed) as u32, row);
+                    }
+                }
+                (entries, window) = rows.split_at(compressed * width);
+                work.rows.clear();
+                let recent = token.position + 1 - low;
+                work.rows.extend((0..compressed as u32).chain(0..recent));
+            }
             let (compressed, recent) = work.rows.split_at(compressed);
             let out = &mut work.o[i * stride..][..stride];
-            let entries = if pass.ratio == 0 { &[][..] } else { entries.of(sequence, width) };
             let query = Attend {
                 q: &work.q[i * stride..][..stride],
                 width,
                 lists: [
                     RowList { data: entries, rows: compressed },
-                    RowList { data: window.of(sequence, width), rows: recent },
+                    RowList { data: window, rows: recent },
                 ],
                 sinks: &pass.weights.attn.sinks,
                 scale: 1.0 / (width as f32).sqrt(),

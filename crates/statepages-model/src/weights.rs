@@ -6,7 +6,7 @@ use statepages_geometry::CSA_RATIO;
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::kernel::attend::HEADS;
-use crate::kernel::gemm::Matrix;
+use crate::kernel::matrix::{Matrix, MatrixData};
 use crate::seeded::SeededTensors;
 
 /// Gives tensors by public name. Whoever implements it may also refuse surplus tensors once all
@@ -14,6 +14,11 @@ use crate::seeded::SeededTensors;
 pub trait TensorSource {
     /// Row-major f32 elements of the tensor.
     fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightError>;
+
+    /// The `[n, k]` tensor of that name, in the format it is stored in.
+    fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<MatrixData, WeightError> {
+        self.floats(name, &[n, k]).map(MatrixData::F32)
+    }
 
     /// Row-major ids of the tensor, each below `below`.
     fn ids(&mut self, name: &str, shape: &[usize], below: u32) -> Result<Vec<u32>, WeightError>;
@@ -39,6 +44,29 @@ pub enum WeightError {
         /// The shape that the source has.
         got: Vec<usize>,
     },
+    /// A tensor is stored in a format that it may not have, or with other scales than it needs.
+    Format {
+        /// Its public name.
+        name: String,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// The source has tensors that the model lacks.
+    Surplus {
+        /// Public name of the first, by name.
+        name: String,
+        /// How many more there are.
+        others: usize,
+    },
+    /// A tensor cannot be read.
+    Unreadable {
+        /// Its public name.
+        name: String,
+        /// Why.
+        message: String,
+    },
     /// An element is not finite, or an id is too large.
     Element {
         /// The tensor's public name.
@@ -58,6 +86,13 @@ impl fmt::Display for WeightError {
             Self::Shape { name, expected, got } => {
                 write!(f, "tensor {name}: expected shape {expected:?}, got {got:?}")
             }
+            Self::Format { name, expected, got } => {
+                write!(f, "tensor {name}: expected {expected}, got {got}")
+            }
+            Self::Surplus { name, others } => {
+                write!(f, "tensor {name} is none of the model's, nor are {others} others")
+            }
+            Self::Unreadable { name, message } => write!(f, "tensor {name}: {message}"),
             Self::Element { name, index, got } => {
                 write!(f, "tensor {name}: element {index} is {got}")
             }
@@ -73,7 +108,7 @@ impl From<ConfigError> for WeightError {
     }
 }
 
-/// The trunk's weights.
+/// The trunk's weights, and those of its multi-token-prediction block.
 pub struct Weights {
     pub(crate) config: ModelConfig,
     /// `[vocab][hidden]`.
@@ -82,6 +117,18 @@ pub struct Weights {
     pub(crate) norm: Vec<f32>,
     pub(crate) hc_head: HyperWeights,
     pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) draft: Option<DraftWeights>,
+}
+
+/// The multi-token-prediction block behind the trunk.
+pub(crate) struct DraftWeights {
+    pub(crate) e_proj: Matrix,
+    pub(crate) h_proj: Matrix,
+    pub(crate) enorm: Vec<f32>,
+    pub(crate) hnorm: Vec<f32>,
+    pub(crate) layer: LayerWeights,
+    pub(crate) hc_head: HyperWeights,
+    pub(crate) norm: Vec<f32>,
 }
 
 pub(crate) struct HyperWeights {
@@ -155,7 +202,8 @@ pub(crate) struct ExpertWeights {
 }
 
 impl Weights {
-    /// All tensors of the trunk, from a source.
+    /// All tensors of the trunk, and of the multi-token-prediction block where the config has one,
+    /// from a source.
     pub fn load(config: &ModelConfig, source: &mut dyn TensorSource) -> Result<Self, WeightError> {
         config.validate()?;
         let mut load = Loader { config, source };
@@ -167,8 +215,12 @@ impl Weights {
             norm: load.floats("norm.weight", &[hidden])?,
             hc_head: load.hyper("hc_head", streams, 1)?,
             layers: (0..config.cache.num_hidden_layers as usize)
-                .map(|layer| load.layer(layer))
+                .map(|layer| {
+                    let hashed = layer < config.num_hash_layers as usize;
+                    load.layer(&format!("layers.{layer}."), config.trunk_ratios()[layer], hashed)
+                })
                 .collect::<Result<_, _>>()?,
+            draft: if config.has_draft() { Some(load.draft()?) } else { None },
             config: config.clone(),
         })
     }
@@ -200,8 +252,28 @@ impl Loader<'_> {
         Ok(values)
     }
 
+    fn stored(&mut self, name: &str, n: usize, k: usize) -> Result<MatrixData, WeightError> {
+        let name = format!("{name}.weight");
+        let data = self.source.matrix(&name, n, k)?;
+        let finite = |values: &[f32]| values.iter().position(|x| !x.is_finite());
+        let bad = match &data {
+            MatrixData::F32(values) => {
+                assert_eq!(values.len(), n * k, "{name} has its shape");
+                finite(values).map(|index| (index, values[index]))
+            }
+            MatrixData::Bf16(_) | MatrixData::Fp8 { .. } | MatrixData::Fp4 { .. } => {
+                let values = data.expand(n, k);
+                finite(&values).map(|index| (index, values[index]))
+            }
+        };
+        match bad {
+            Some((index, got)) => Err(WeightError::Element { name, index, got: got.to_string() }),
+            None => Ok(data),
+        }
+    }
+
     fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<Matrix, WeightError> {
-        Ok(Matrix::pack(n, k, &self.floats(&format!("{name}.weight"), &[n, k])?))
+        Ok(Matrix::new(n, k, &self.stored(name, n, k)?))
     }
 
     fn norm(&mut self, name: &str, n: usize) -> Result<Vec<f32>, WeightError> {
@@ -217,18 +289,38 @@ impl Loader<'_> {
         })
     }
 
-    fn layer(&mut self, layer: usize) -> Result<LayerWeights, WeightError> {
+    fn draft(&mut self) -> Result<DraftWeights, WeightError> {
+        let hidden = self.config.hidden_size as usize;
+        let name = |tensor: &str| format!("mtp.0.{tensor}");
+        Ok(DraftWeights {
+            e_proj: self.matrix(&name("e_proj"), hidden, hidden)?,
+            h_proj: self.matrix(&name("h_proj"), hidden, hidden)?,
+            enorm: self.norm(&name("enorm"), hidden)?,
+            hnorm: self.norm(&name("hnorm"), hidden)?,
+            // The draft block looks no experts up by token id.
+            layer: self.layer("mtp.0.", 0, false)?,
+            hc_head: self.hyper(&name("hc_head"), self.config.hc_mult as usize, 1)?,
+            norm: self.norm(&name("norm"), hidden)?,
+        })
+    }
+
+    fn layer(
+        &mut self,
+        prefix: &str,
+        ratio: u32,
+        hashed: bool,
+    ) -> Result<LayerWeights, WeightError> {
         let hidden = self.config.hidden_size as usize;
         let streams = self.config.hc_mult as usize;
         let mixes = (2 + streams) * streams;
-        let name = |tensor: &str| format!("layers.{layer}.{tensor}");
+        let name = |tensor: &str| format!("{prefix}{tensor}");
         Ok(LayerWeights {
             hc_attn: self.hyper(&name("hc_attn"), mixes, 3)?,
             attn_norm: self.norm(&name("attn_norm"), hidden)?,
-            attn: self.attention(&name("attn."), self.config.trunk_ratios()[layer])?,
+            attn: self.attention(&name("attn."), ratio)?,
             hc_ffn: self.hyper(&name("hc_ffn"), mixes, 3)?,
             ffn_norm: self.norm(&name("ffn_norm"), hidden)?,
-            ffn: self.moe(&name("ffn."), layer < self.config.num_hash_layers as usize)?,
+            ffn: self.moe(&name("ffn."), hashed)?,
         })
     }
 
@@ -241,7 +333,7 @@ impl Loader<'_> {
         let mut sinks = self.floats(&name("attn_sink"), &[heads])?;
         sinks.resize(heads.next_multiple_of(HEADS), 0.0);
         let inputs = heads * d / groups;
-        let wo_a = self.floats(&name("wo_a.weight"), &[groups * group, inputs])?;
+        let wo_a = self.stored(&name("wo_a"), groups * group, inputs)?;
         Ok(AttentionWeights {
             wq_a: self.matrix(&name("wq_a"), rank, hidden)?,
             q_norm: self.norm(&name("q_norm"), rank)?,
@@ -249,9 +341,9 @@ impl Loader<'_> {
             wkv: self.matrix(&name("wkv"), d, hidden)?,
             kv_norm: self.norm(&name("kv_norm"), d)?,
             sinks,
-            wo_a: wo_a
-                .chunks_exact(group * inputs)
-                .map(|weights| Matrix::pack(group, inputs, weights))
+            wo_a: (0..groups)
+                .map(|i| wo_a.rows(groups * group, inputs, i * group, group))
+                .map(|rows| Matrix::new(group, inputs, &rows))
                 .collect(),
             wo_b: self.matrix(&name("wo_b"), hidden, groups * group)?,
             compressed: if ratio == 0 { None } else { Some(self.compressed(prefix, ratio)?) },

@@ -8,7 +8,7 @@ use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_con
 use proptest::prelude::*;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
-use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, Segment, SlotId};
+use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, SlotId};
 
 const NAN: [u8; 4] = [0xff, 0xff, 0xff, 0xff];
 /// 3.4e38 as f32, and as two bf16.
@@ -39,10 +39,10 @@ fn same(got: &[f32], want: &[f32], vocab: u32, what: impl std::fmt::Display) {
 #[test]
 fn every_chunk_size() {
     let ids = small_tokens(1, 270);
-    for rows in [Rows::F32, Rows::Bf16] {
+    for rows in [Rows::F32, Rows::Bf16, Rows::Fp8, Rows::Fp8Fp4] {
         let want = alone(&SMALL, rows, &ids);
         let mut rig = Rig::new(&SMALL, rows, Isa::Auto, 2);
-        let (first, last) = (1, if rows == Rows::F32 { ids.len() } else { 40 });
+        let (first, last) = (1, if rows == Rows::F32 { ids.len() } else { 24 });
         for chunk in first..=last {
             // A new slot and other pages each time, dirty from the rounds before.
             let slot = chunk as u32 % SLOTS;
@@ -56,8 +56,8 @@ fn every_chunk_size() {
 #[test]
 fn every_cut_near_a_boundary() {
     let ids = small_tokens(2, 652);
-    let want = alone(&SMALL, Rows::Bf16, &ids);
-    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    let want = alone(&SMALL, Rows::Fp8, &ids);
+    let mut rig = Rig::new(&SMALL, Rows::Fp8, Isa::Auto, 2);
     let vocab = SMALL.config().vocab_size;
     for boundary in [128, 256, 512] {
         let ids = &ids[..boundary + 140];
@@ -131,7 +131,7 @@ fn production_rows_on_every_machine() {
 fn what_memory_held_before() {
     let ids = small_tokens(5, 560);
     let vocab = SMALL.config().vocab_size;
-    for rows in [Rows::F32, Rows::Bf16] {
+    for rows in [Rows::F32, Rows::Bf16, Rows::Fp8, Rows::Fp8Fp4] {
         let want = alone(&SMALL, rows, &ids);
         for pattern in [NAN, HUGE] {
             for chunks in [&[560][..], &[3, 250, 1]] {
@@ -155,7 +155,7 @@ fn what_memory_held_before() {
 #[test]
 fn nobody_elses_memory_is_touched() {
     let ids = small_tokens(6, 300);
-    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 2);
+    let mut rig = Rig::new(&SMALL, Rows::Fp8Fp4, Isa::Auto, 2);
     rig.fill(HUGE);
     let mine = pages(4, 9, 2);
     rig.request(3, &mine, &ids, &[100]);
@@ -177,56 +177,58 @@ fn nobody_elses_memory_is_touched() {
 /// Copies what an image rule carries at `boundary`, by the layout's own words.
 fn carry(rig: &mut Rig, image: &ImageLayout, boundary: Boundary, from: SlotId, to: SlotId) {
     for segment in image.segments() {
-        let plane = usize::from(segment.plane());
-        let ranges: Vec<(u64, u64)> = match *segment {
-            Segment::Fixed { offset, len, .. } => vec![(offset, len)],
-            Segment::Ring { run, .. } => (0..run.rows)
-                .map(|row| (run.row_offset(row, boundary), u64::from(run.row_bytes)))
-                .collect(),
-        };
-        for (offset, len) in ranges {
-            let range = offset as usize..(offset + len) as usize;
+        for (plane, range) in harness::ranges(segment, boundary) {
             let bytes = rig.arena.slot(plane, from)[range.clone()].to_vec();
             rig.arena.slot_mut(plane, to)[range].copy_from_slice(&bytes);
         }
     }
 }
 
+/// Computes a prefix, lets its request run on as far as the rings have slack for, carries its image
+/// to another slot and resumes there.
+fn resume(
+    rig: &mut Rig,
+    rule: ImageRule,
+    ids: &[u32],
+    boundary: usize,
+    chunks: [usize; 2],
+) -> Vec<f32> {
+    let drafts = rig.geometry.options().draft_tokens;
+    let options = CacheOptions { image: rule, ..*rig.geometry.options() };
+    let image = Dsv4Geometry::new(rig.geometry.config(), &options).expect("caches");
+    rig.fill(NAN);
+    let mut table = pages(1, 5, 4);
+    rig.request(2, &table, &ids[..boundary], &[chunks[0]]);
+    // What the first request did after the boundary must not matter; its pages there are its own.
+    let keep = boundary / 256;
+    let mut scratch = table[..keep].to_vec();
+    scratch.extend(pages(22, 1, 1));
+    let overrun = small_tokens(70, drafts as usize);
+    if !overrun.is_empty() {
+        rig.batch(&[Piece { slot: 2, pages: &scratch, start: boundary, tokens: &overrun }]);
+    }
+    let at = BLOCK_TOKENS.boundary_at(statepages_page::Tokens::new(boundary as u32));
+    let at = at.expect("a boundary");
+    carry(rig, &image.layout().image, at, SlotId::new(2), SlotId::new(4));
+    table.truncate(keep);
+    table.extend(pages(3, 4, 4 - keep as u32));
+    rig.resumed(4, &table, ids, boundary, chunks[1])
+}
+
 #[test]
 fn resuming_from_an_image() {
     let ids = small_tokens(7, 900);
     let vocab = SMALL.config().vocab_size as usize;
-    for drafts in [0, 1, 3] {
-        let mut rig = Rig::with_drafts(&SMALL, Rows::Bf16, Isa::Auto, 2, drafts);
-        let want = rig.request(0, &pages(0, 1, 4), &ids, &[900]);
-        for rule in [ImageRule::Whole, ImageRule::Carried, ImageRule::Live] {
-            let options = CacheOptions { image: rule, ..*rig.geometry.options() };
-            let image = Dsv4Geometry::new(rig.geometry.config(), &options).expect("caches");
-            for boundary in [256usize, 512, 768] {
-                rig.fill(NAN);
-                let mut table = pages(1, 5, 4);
-                let prefix = rig.request(2, &table, &ids[..boundary], &[200]);
-                same(&prefix, &want[..boundary * vocab], vocab as u32, "the prefix");
-                // What the first request did after the boundary must not matter: overrun it as far
-                // as the rings have slack for, in pages of its own.
-                let keep = boundary / 256;
-                let mut scratch = table[..keep].to_vec();
-                scratch.extend(pages(22, 1, 1));
-                let more = small_tokens(70, 1 + drafts as usize);
-                let overrun = &more[..drafts as usize];
-                if !overrun.is_empty() {
-                    let (slot, start) = (2, boundary);
-                    rig.batch(&[Piece { slot, pages: &scratch, start, tokens: overrun }]);
-                }
-                let at = BLOCK_TOKENS.boundary_at(statepages_page::Tokens::new(boundary as u32));
-                let at = at.expect("a boundary");
-                carry(&mut rig, &image.layout().image, at, SlotId::new(2), SlotId::new(4));
-                table.truncate(keep);
-                table.extend(pages(3, 4, 4 - keep as u32));
-                let (slot, tokens) = (4, &ids[boundary..]);
-                let rest = rig.batch(&[Piece { slot, pages: &table, start: boundary, tokens }]);
-                let what = format!("{rule:?} image at {boundary} with {drafts} drafts");
-                same(&rest[0], &want[boundary * vocab..], vocab as u32, what);
+    for rows in Rows::SERVED {
+        for drafts in 0..=5 {
+            let mut rig = Rig::with_drafts(&SMALL, rows, Isa::Auto, 2, drafts);
+            let want = rig.request(0, &pages(0, 1, 4), &ids, &[900]);
+            for (i, rule) in (0..).zip([ImageRule::Whole, ImageRule::Carried, ImageRule::Live]) {
+                // Every rule at every boundary, spread over the rings.
+                let boundary = 256 * (1 + (i + drafts as usize) % 3);
+                let rest = resume(&mut rig, rule, &ids, boundary, [200, 900]);
+                let what = format!("{rows:?}: {rule:?} image at {boundary} with {drafts} drafts");
+                same(&rest, &want[boundary * vocab..], vocab as u32, what);
             }
         }
     }
@@ -250,8 +252,8 @@ fn a_wrong_slot_shows() {
 fn rejected_drafts_leave_no_trace() {
     let ids = small_tokens(10, 400);
     let vocab = SMALL.config().vocab_size as usize;
-    for drafts in [1, 3, 5] {
-        let mut rig = Rig::with_drafts(&SMALL, Rows::F32, Isa::Auto, 2, drafts);
+    for (drafts, rows) in [(1, Rows::F32), (3, Rows::Fp8), (5, Rows::Fp8Fp4)] {
+        let mut rig = Rig::with_drafts(&SMALL, rows, Isa::Auto, 2, drafts);
         let want = rig.request(0, &pages(0, 1, 2), &ids, &[400]);
         let table = pages(7, 3, 2);
         rig.fill(NAN);
@@ -274,8 +276,11 @@ fn rejected_drafts_leave_no_trace() {
     }
 }
 
-/// Logits of the requests of [`batch_mixes`], each alone.
-static WANT: OnceLock<Vec<Vec<f32>>> = OnceLock::new();
+/// Logits of the requests of [`batch_mixes`], each alone, by row format.
+static WANT: [OnceLock<Vec<Vec<f32>>>; 3] = [const { OnceLock::new() }; 3];
+
+/// Logits of the request of [`resumed_is_cold`], alone, by row format.
+static COLD: [OnceLock<Vec<f32>>; 3] = [const { OnceLock::new() }; 3];
 
 /// One request's turn in a batch: which request, and how many of its tokens.
 fn schedule() -> impl Strategy<Value = Vec<Vec<(usize, usize)>>> {
@@ -288,14 +293,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn batch_mixes(schedule in schedule(), threads in 1usize..4) {
+    fn batch_mixes(schedule in schedule(), threads in 1usize..4, format in 0usize..3) {
         let vocab = SMALL.config().vocab_size as usize;
         let requests: Vec<Vec<u32>> =
             [300, 257, 130, 511].iter().zip(0..).map(|(&n, seed)| small_tokens(seed, n)).collect();
-        let want = WANT.get_or_init(|| {
-            requests.iter().map(|ids| alone(&SMALL, Rows::Bf16, ids)).collect()
+        let rows = Rows::SERVED[format];
+        let want = WANT[format].get_or_init(|| {
+            requests.iter().map(|ids| alone(&SMALL, rows, ids)).collect()
         });
-        let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, threads);
+        let mut rig = Rig::new(&SMALL, rows, Isa::Auto, threads);
         rig.fill(NAN);
         let tables: Vec<Vec<PageId>> = (0..4).map(|i| pages(i * 3, 13, 2)).collect();
         let mut done = [0usize; 4];
@@ -320,5 +326,28 @@ proptest! {
                 done[*request] += piece.tokens.len();
             }
         }
+    }
+
+    #[test]
+    fn resumed_is_cold(
+        format in 0usize..3,
+        drafts in 0u32..6,
+        rule in 0usize..3,
+        boundary in 1usize..4,
+        beyond in prop_oneof![1usize..6, 126usize..131, 254usize..259],
+        first in prop_oneof![1usize..5, 120usize..140, 250usize..260],
+        second in 1usize..200,
+    ) {
+        let vocab = SMALL.config().vocab_size as usize;
+        let ids = small_tokens(7, 900);
+        let rows = Rows::SERVED[format];
+        let want = COLD[format].get_or_init(|| alone(&SMALL, rows, &ids));
+        let mut rig = Rig::with_drafts(&SMALL, rows, Isa::Auto, 2, drafts);
+        let rule = [ImageRule::Whole, ImageRule::Carried, ImageRule::Live][rule];
+        let boundary = 256 * boundary;
+        let ids = &ids[..ids.len().min(boundary + beyond)];
+        let rest = resume(&mut rig, rule, ids, boundary, [first, second]);
+        let want = &want[boundary * vocab..ids.len() * vocab];
+        prop_assert_eq!(first_difference(&rest, want), None);
     }
 }

@@ -8,7 +8,10 @@ use std::sync::Mutex;
 
 use harness::{Piece, Rig, Rows, pages};
 use statepages_geometry::{CacheConfig, DraftLayers};
-use statepages_model::{ChoiceAt, Choices, Isa, ModelConfig, Weights, Yarn};
+use statepages_model::{
+    ChoiceAt, Choices, Isa, Logits, LogitsWanted, ModelConfig, SequenceChunk, Weights, Yarn,
+};
+use statepages_page::SlotId;
 
 /// Below this margin of the reference, two correct forwards may choose otherwise.
 const MARGIN: f32 = 1e-5;
@@ -28,6 +31,8 @@ struct Fixture {
     logits: Vec<f32>,
     entries: BTreeMap<Place, Choice>,
     experts: BTreeMap<Place, Choice>,
+    /// Logits of the draft layer, in the case that has them.
+    draft: Vec<f32>,
 }
 
 struct Fields(BTreeMap<String, String>);
@@ -129,8 +134,10 @@ fn fixture(name: &str) -> Fixture {
             }
         }
     }
+    let draft = if fields.has("draft") { logits.len() } else { 0 };
+    let draft = reader.words(draft, f32::from_le_bytes);
     assert!(reader.0.is_empty(), "the fixture has nothing else");
-    Fixture { seed: fields.get("seed"), config, tokens: ids, logits, entries, experts }
+    Fixture { seed: fields.get("seed"), config, tokens: ids, logits, entries, experts, draft }
 }
 
 /// Imposes the reference's choices and counts where the forward would have chosen otherwise.
@@ -224,4 +231,35 @@ fn f32_rows_follow_the_reference() {
             assert!(all <= 1e-5 && worst <= 1e-4, "{name}: {all:e} and {worst:e}");
         }
     }
+}
+
+#[test]
+fn the_draft_layer_follows_the_reference() {
+    let fixture = fixture("draft");
+    let weights = Weights::seeded(&fixture.config, fixture.seed).expect("weights");
+    let weights = Arc::new(weights);
+    let (vocab, n) = (fixture.config.vocab_size as usize, fixture.tokens.len());
+    let mut rig = Rig::new(&weights, Rows::F32, Isa::Auto, 2);
+    let imposed = Imposed { fixture: &fixture, counts: Mutex::default() };
+    let table = pages(5, 7, 1);
+    let (mut drafts, mut out) = (Vec::new(), Logits::new());
+    for start in (0..n).step_by(90) {
+        let end = n.min(start + 90);
+        let batch = [SequenceChunk {
+            slot: SlotId::new(2),
+            pages: &table,
+            start: start as u32,
+            tokens: &fixture.tokens[start..end],
+            before: None,
+            logits: LogitsWanted::All,
+        }];
+        let Rig { model, arena, .. } = &mut rig;
+        model.forward_with(&imposed, arena, &batch, &mut out).expect("a sound batch");
+        let next = [fixture.tokens[end % n]];
+        model.draft(arena, &batch, &next, &mut out).expect("a sound draft");
+        drafts.extend_from_slice(out.sequence(0));
+    }
+    let (all, worst) = errors(&drafts, &fixture.draft, vocab);
+    eprintln!("draft layer: relative L2 {all:.1e}, worst token {worst:.1e}");
+    assert!(all <= 1e-5 && worst <= 1e-4, "{all:e} and {worst:e}");
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use harness::{PAGES, Rig, Rows, SLOTS, geometry, pages, small_config, tokens};
 use statepages_copy::HostArena;
-use statepages_geometry::{CacheOptions, Dsv4Geometry, KvFormat};
 use statepages_model::{
     ForwardError, Isa, Logits, LogitsWanted, Model, ModelError, RunOptions, SequenceChunk,
     TensorSource, WeightError, Weights,
@@ -21,7 +20,14 @@ fn weights() -> Arc<Weights> {
 }
 
 fn chunk<'a>(tokens: &'a [u32], pages: &'a [PageId]) -> SequenceChunk<'a> {
-    SequenceChunk { slot: SlotId::new(1), pages, start: 0, tokens, logits: LogitsWanted::Last }
+    SequenceChunk {
+        slot: SlotId::new(1),
+        pages,
+        start: 0,
+        tokens,
+        before: None,
+        logits: LogitsWanted::Last,
+    }
 }
 
 #[test]
@@ -97,17 +103,6 @@ fn models_that_cannot_be() {
     other.cache.head_dim = 48;
     let got = Model::new(weights(), &geometry(&other, Rows::F32, 0), OPTIONS);
     assert_eq!(got.err(), Some(ModelError::Geometry));
-
-    let mut wide = small_config();
-    wide.cache.head_dim = 512;
-    wide.cache.qk_rope_head_dim = 64;
-    wide.cache.index_head_dim = 128;
-    let bf16 = geometry(&wide, Rows::Bf16, 0);
-    let fp8 = CacheOptions { kv: KvFormat::Fp8, ..*bf16.options() };
-    let fp8 = Dsv4Geometry::new(&wide.cache, &fp8).expect("caches");
-    let weights = Arc::new(Weights::seeded(&wide, 3).expect("weights"));
-    let error = Model::new(weights, &fp8, OPTIONS).err().expect("no fp8 rows here");
-    assert_eq!(error.to_string(), "kv rows: expected bf16 or f32, got fp8");
 }
 
 /// Gives zeros, but for one tensor.

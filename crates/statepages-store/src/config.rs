@@ -178,7 +178,7 @@ impl fmt::Display for IntervalError {
         match self {
             Self::OutOfRange { got } => write!(
                 f,
-                "checkpoint interval: expected -1, 0 or a positive number of tokens, got {got}"
+                "checkpoint interval: expected -1, 0 or a positive number of tokens below 2^32, got {got}"
             ),
             Self::BelowBlock { got, block } => write!(
                 f,
@@ -192,7 +192,11 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pages { pages, pages_max } => {
-                write!(f, "pages: expected at most pages_max = {pages_max}, got {pages}")
+                write!(
+                    f,
+                    "pages: expected at most pages_max, and that at most 2^32 tokens of pages, got \
+                     {pages} of {pages_max}"
+                )
             }
             Self::NoSlots => write!(f, "slots: expected at least 1, got 0"),
             Self::Slots { slots } => write!(f, "slots: expected fewer, got {slots}"),

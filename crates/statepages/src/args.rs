@@ -2,14 +2,19 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
+use statepages_cuda::KernelShape;
 
+use crate::bench_forward::BenchForwardArgs;
 use crate::size::ByteSize;
 
-/// Resumable state checkpoints in KV-cache pages.
+/// Resumable state checkpoints in KV-cache pages. Without a command: `demo`.
+///
+/// Exit codes: 0 done, and everything that had to be equal was; 1 it was not, or an error; 2 bad flags.
+/// Results go to standard output, logs to standard error; STATEPAGES_LOG=info logs each admission.
 #[derive(Parser, Debug)]
-#[command(version, about, max_term_width = 100)]
+#[command(version, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -26,9 +31,9 @@ pub(crate) enum Command {
     Geometry(GeometryArgs),
     /// Run the whole engine under every fault, audited after each event
     Sim(SimArgs),
-    /// Measure parts of the project
+    /// Measure parts of the system
     #[command(subcommand)]
-    Bench(BenchCommand),
+    Bench(Bench),
     /// The demo's other process: reads a job on standard input, computes it without any cache
     #[command(hide = true)]
     ColdArm,
@@ -52,29 +57,26 @@ pub(crate) enum Fault {
     SkipRestore,
 }
 
-/// Row format of the forward's caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum ForwardKv {
-    /// 16-bit rows
-    Bf16,
-    /// 32-bit rows, for tests
-    F32,
-}
+/// Most slots and threads that are taken for meant: far above any machine, far below what only exhausts one.
+const SLOTS_MAX: i64 = 4_096;
+const THREADS_MAX: i64 = 256;
+const PAGES_MAX: i64 = 1 << 24;
+const REQUESTS_MAX: u64 = 30_000;
 
 /// Flags of the engine that `demo` and `generate` run on.
 #[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EngineArgs {
     /// Worker threads of the forward; 0 takes every core
-    #[arg(long, default_value_t = 0)]
-    pub(crate) threads: usize,
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(0..=THREADS_MAX))]
+    pub(crate) threads: u32,
     /// Tokens that one batch may compute
-    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_batched_tokens: u32,
     /// Requests that may be resident at once: the number of slots, and the demo's concurrency
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = value_parser!(u32).range(1..=SLOTS_MAX))]
     pub(crate) max_seqs: u32,
-    /// Pages of the pool
-    #[arg(long, default_value_t = 2_048)]
+    /// Pages of the pool, of 168 KB each with bf16 rows
+    #[arg(long, default_value_t = 2_048, value_parser = value_parser!(u32).range(1..=PAGES_MAX))]
     pub(crate) pages: u32,
     /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 keeps anchors and demands only
     #[arg(long, default_value_t = 8_192, value_name = "TOKENS", allow_negative_numbers = true)]
@@ -82,9 +84,15 @@ pub(crate) struct EngineArgs {
     /// Which bytes of a slot a checkpoint keeps
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,
-    /// Row format of KV and indexer rows
-    #[arg(long, value_enum, default_value_t = ForwardKv::Bf16)]
-    pub(crate) kv: ForwardKv,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Bf16)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer; without it, that of KV
+    #[arg(long, value_enum)]
+    pub(crate) indexer: Option<Indexer>,
+    /// Directory of a model in the published form, instead of the built-in one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
     /// Seed of the built-in model's weights
     #[arg(long, default_value_t = 20_260)]
     pub(crate) weights_seed: u64,
@@ -96,10 +104,22 @@ pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// Requests of the cold and of the resumed round, a third of each kind
-    #[arg(long, default_value_t = 24, value_name = "N")]
-    pub(crate) requests: usize,
+    #[arg(
+        long,
+        default_value_t = 24,
+        value_name = "N",
+        conflicts_with = "replay",
+        value_parser = value_parser!(u64).range(3..=REQUESTS_MAX)
+    )]
+    pub(crate) requests: u64,
     /// Tokens to generate for each request
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(
+        long,
+        default_value_t = 32,
+        value_name = "N",
+        conflicts_with = "replay",
+        value_parser = value_parser!(u32).range(1..)
+    )]
     pub(crate) max_tokens: u32,
     /// Cut the prompts from this text file instead of the project's documents
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
@@ -113,8 +133,8 @@ pub(crate) struct DemoArgs {
     /// Write Prometheus text to FILE and one JSON object per request to FILE.jsonl
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_out: Option<PathBuf>,
-    /// Put a fault in
-    #[arg(long, value_enum)]
+    /// Put a fault in; the demo then succeeds where its comparison sees it
+    #[arg(long, value_enum, conflicts_with = "replay")]
     pub(crate) fault: Option<Fault>,
     /// Print one JSON object instead of tables
     #[arg(long)]
@@ -133,16 +153,16 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Tokens to generate
-    #[arg(long, default_value_t = 64, value_name = "N")]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
     /// Draw from the K likeliest tokens; 0 means all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub(crate) top_k: u32,
     /// Draw from the likeliest tokens that hold this share of the probability
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: f32,
     /// Seed of the draws
     #[arg(long, default_value_t = 0)]
@@ -169,7 +189,7 @@ pub(crate) enum ModelName {
 }
 
 /// Row format of KV.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Kv {
     /// Two planes: 512 bytes of fp8 with scales, 128 bytes of bf16 RoPE
     Fp8,
@@ -180,7 +200,7 @@ pub(crate) enum Kv {
 }
 
 /// Row format of the indexer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Indexer {
     /// 128 bytes and a scale
     Fp8,
@@ -217,7 +237,7 @@ pub(crate) struct GeometryArgs {
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,
     /// Device memory for pages and slots, such as 80GiB
-    #[arg(long, value_name = "SIZE", requires = "max_seqs")]
+    #[arg(long, value_name = "SIZE", requires = "max_seqs", allow_hyphen_values = true)]
     pub(crate) memory: Option<ByteSize>,
     /// Requests that may be resident at once: the number of slots
     #[arg(long, value_name = "N", requires = "memory")]
@@ -244,13 +264,6 @@ pub(crate) struct SimArgs {
     pub(crate) json: bool,
 }
 
-/// What to measure.
-#[derive(Subcommand, Clone, Debug)]
-pub(crate) enum BenchCommand {
-    /// Cost of the control plane's operations
-    Store(BenchStoreArgs),
-}
-
 /// Flags of `bench store`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchStoreArgs {
@@ -266,6 +279,148 @@ pub(crate) struct BenchStoreArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What to measure.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Stores and restores of whole batches, beside memcpy of the same bytes
+    Copy(BenchCopyArgs),
+    /// Prefill and decode of the forward, beside its own matrix products
+    Forward(BenchForwardArgs),
+    /// Cost of the control plane's operations
+    Store(BenchStoreArgs),
+}
+
+/// Which way the images of a benchmark go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// Slots to pages
+    Store,
+    /// Pages to slots
+    Restore,
+    /// Both in one batch
+    Mixed,
+}
+
+/// Flags of `bench copy`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchCopyArgs {
+    /// `cpu`, `cuda:N` or `hip:N`
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub(crate) device: BenchDevice,
+    /// A published model
+    #[arg(long, value_enum, default_value = "v4-pro")]
+    pub(crate) model: ModelName,
+    /// Row format of KV
+    #[arg(long, value_enum, default_value_t = Kv::Fp8)]
+    pub(crate) kv: Kv,
+    /// Row format of the indexer
+    #[arg(long, value_enum, default_value_t = Indexer::Fp8)]
+    pub(crate) indexer: Indexer,
+    /// Draft tokens a step may verify; widens every ring
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) draft_tokens: u32,
+    /// Which bytes of a slot an image holds
+    #[arg(long, value_enum, default_value_t = Image::Live)]
+    pub(crate) image: Image,
+    /// Images of a batch; a row for each
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "N,N")]
+    pub(crate) images: Vec<u32>,
+    /// Which way they go
+    #[arg(long, value_enum, default_value = "mixed")]
+    pub(crate) direction: Direction,
+    /// Rounds of each arm; the median counts
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(crate) rounds: u32,
+    /// Bytes of images that batches take turns on, so that no cache holds the next batch's
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    pub(crate) rotate: ByteSize,
+    /// Where the units of an image lie in the pool
+    #[arg(long, value_enum, default_value = "anywhere")]
+    pub(crate) units: Units,
+    /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
+    #[arg(long, value_name = "T,V,R")]
+    pub(crate) shape: Option<Shape>,
+    /// Compile a GPU's kernels from this file instead of the project's, to measure a variant
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernels: Option<PathBuf>,
+    /// Draw rate against images, an SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where the units of a benchmark's images lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Units {
+    /// Shuffled over the pool, as in a pool that has been in use
+    Anywhere,
+    /// One behind the other
+    InOrder,
+}
+
+/// Shape of a GPU's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape(pub(crate) KernelShape);
+
+impl std::str::FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+        let shape = match numbers.as_deref() {
+            Ok(&[threads, vectors, resident]) => KernelShape::new(threads, vectors, resident),
+            _ => None,
+        };
+        shape.map(Self).ok_or_else(|| {
+            format!(
+                "expected threads (a multiple of 64), vectors (1-16), blocks (1-32), got {text}"
+            )
+        })
+    }
+}
+
+/// A device of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BenchDevice {
+    /// The host backend
+    Cpu,
+    /// An NVIDIA device
+    Cuda(u32),
+    /// An AMD device
+    Hip(u32),
+}
+
+impl std::str::FromStr for BenchDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected cpu, cuda:N or hip:N, got {text}");
+        let (kind, number) = match text.split_once(':') {
+            None if text == "cpu" => return Ok(Self::Cpu),
+            None => return Err(expected()),
+            Some((kind, number)) => (kind, number.parse().map_err(|_| expected())?),
+        };
+        match kind {
+            "cuda" => Ok(Self::Cuda(number)),
+            "hip" => Ok(Self::Hip(number)),
+            _ => Err(expected()),
+        }
+    }
+}
+
+impl Kv {
+    /// The indexer's format where only that of KV was asked for.
+    pub(crate) const fn indexer(self) -> Indexer {
+        match self {
+            Self::Fp8 => Indexer::Fp8,
+            Self::Bf16 => Indexer::Bf16,
+            Self::F32 => Indexer::F32,
+        }
+    }
 }
 
 impl DemoArgs {

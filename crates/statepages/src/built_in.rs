@@ -1,10 +1,10 @@
-//! The built-in engine: seeded weights, host memory, and the fault that the demo can put in.
+//! The command's engine: built-in or published weights, host memory, and the fault that the demo can put in.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use statepages_engine::{
     CpuRunner, Engine, EngineParts, RawLimits, RemoteState, RunError, Runner, StartupFacts,
     StepBatch, StepResult,
@@ -16,14 +16,16 @@ use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
     ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
 };
+use statepages_weights::{Published, available_memory};
 
-use crate::args::{EngineArgs, Fault, ForwardKv};
+use crate::args::{EngineArgs, Fault};
+use crate::tokens;
 
 /// Tokens of a block: the grid of boundaries.
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
 
 /// Prompt and generated tokens that one request may come to.
-const MODEL_LEN_MAX: u64 = 32_768;
+pub(crate) const MODEL_LEN_MAX: u64 = 32_768;
 /// KV events held for a reader; the command has none, so that few are enough.
 const EVENTS_MAX: u32 = 1_024;
 
@@ -31,21 +33,19 @@ const EVENTS_MAX: u32 = 1_024;
 pub(crate) fn threads(args: &EngineArgs) -> usize {
     match args.threads {
         0 => available_parallelism().map_or(1, NonZeroUsize::get),
-        threads => threads,
+        threads => threads as usize,
     }
 }
 
 /// The engine that the flags ask for.
 pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
-    let config = ModelConfig::demo();
-    let (kv, indexer) = match args.kv {
-        ForwardKv::Bf16 => (KvFormat::Bf16, IndexerFormat::Bf16),
-        ForwardKv::F32 => (KvFormat::F32, IndexerFormat::F32),
-    };
+    let weights = weights(args)?;
+    let config = weights.config().clone();
+    let indexer = args.indexer.unwrap_or(args.kv.indexer());
     let block = statepages_geometry::BLOCK_TOKENS;
     let options = CacheOptions {
-        kv,
-        indexer,
+        kv: args.kv.into(),
+        indexer: indexer.into(),
         draft_tokens: 0,
         block,
         dcp_world_size: 1,
@@ -53,9 +53,8 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
     };
     let geometry = Dsv4Geometry::new(&config.cache, &options)?;
     let control = control(args, &geometry, block)?;
-    let weights = Arc::new(Weights::seeded(&config, args.weights_seed)?);
     let threads = NonZeroUsize::new(threads(args)).expect("no machine has no core");
-    let model = Model::new(weights, &geometry, RunOptions { isa: Isa::Auto, threads })?;
+    let model = Model::new(Arc::new(weights), &geometry, RunOptions { isa: Isa::Auto, threads })?;
     let runner = CpuRunner::new(model, geometry.layout(), Pages::new(args.pages), args.max_seqs)?;
     let parts = EngineParts {
         control,
@@ -63,16 +62,57 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
             max_num_batched_tokens: u64::from(args.max_batched_tokens),
             max_num_seqs: u64::from(args.max_seqs),
             max_in_flight: 1,
-            max_model_len: MODEL_LEN_MAX,
+            max_model_len: MODEL_LEN_MAX.min(u64::from(config.max_position_embeddings)),
             vocab: u64::from(config.vocab_size),
             waiting_max: u64::from(u32::MAX),
             batch_failures_max: 1,
             load_steps_max: 0,
         },
-        model_revision: format!("demo-{}", args.weights_seed),
+        model_revision: model_name(args),
         layout: Some(geometry.layout().id.clone()),
     };
-    Ok(Engine::new(parts, DemoRunner { inner: runner, fault })?)
+    Engine::new(parts, DemoRunner { inner: runner, fault })
+        .map_err(|error| anyhow!("{}: {error}", flag(error.field)))
+}
+
+/// The flag that sets a limit of the engine.
+fn flag(field: &str) -> &'static str {
+    match field {
+        "max_num_batched_tokens" => "--max-batched-tokens",
+        "max_num_seqs" => "--max-seqs",
+        _ => "the engine's limits",
+    }
+}
+
+/// Names the model and its rows: outputs of equal names may be compared.
+pub(crate) fn model_name(args: &EngineArgs) -> String {
+    let kv = args.kv;
+    let mut rows = KvFormat::from(kv).name().to_owned();
+    if let Some(indexer) = args.indexer.filter(|&indexer| indexer != kv.indexer()) {
+        rows = format!("{rows}-{}", IndexerFormat::from(indexer).name());
+    }
+    match &args.model {
+        None => format!("demo-{}-{rows}", args.weights_seed),
+        Some(directory) => format!("published-{}-{rows}", directory.display()),
+    }
+}
+
+/// The weights that the flags name.
+fn weights(args: &EngineArgs) -> Result<Weights> {
+    let Some(directory) = &args.model else {
+        return Ok(Weights::seeded(&ModelConfig::demo(), args.weights_seed)?);
+    };
+    let published = Published::open(directory, available_memory())
+        .with_context(|| format!("--model: {}", directory.display()))?;
+    let vocab = published.config().vocab_size;
+    if vocab <= tokens::END_OF_TEXT {
+        let expected = tokens::END_OF_TEXT + 1;
+        bail!("--model: vocab_size: expected at least {expected} for byte tokens, got {vocab}");
+    }
+    let memory = published.memory();
+    let weights = published.load().with_context(|| format!("--model: {}", directory.display()))?;
+    tracing::info!("weights of {} take {memory} bytes", directory.display());
+    Ok(weights)
 }
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
@@ -100,7 +140,7 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         schedulers: Schedulers::Unified,
         events_max: EVENTS_MAX,
     };
-    ControlPlane::new(config, Box::new(ReferenceOrder)).context("the control plane")
+    ControlPlane::new(config, Box::new(ReferenceOrder)).context("--pages and --max-seqs")
 }
 
 /// The CPU runner, with the demo's fault in front of it.

@@ -1,6 +1,7 @@
 //! `statepages generate`: one prompt from a flag, a file or standard input.
 
-use std::io::{Read as _, Write as _};
+use std::fs::File;
+use std::io::{Read, Write as _};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -10,6 +11,9 @@ use statepages_page::Tokens;
 use crate::args::GenerateArgs;
 use crate::session::{Completion, Job, Listener, Pace, Session};
 use crate::{built_in, tokens};
+
+/// Bytes of a prompt: no more tokens than the built-in engine takes.
+const PROMPT_BYTES_MAX: u64 = built_in::MODEL_LEN_MAX;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let prompt = prompt(args)?;
@@ -58,17 +62,25 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
         return Ok(text.clone());
     }
     if let Some(path) = &args.prompt_file {
-        return std::fs::read_to_string(path)
-            .with_context(|| format!("--prompt-file: cannot read {} as UTF-8", path.display()));
+        let file = File::open(path)
+            .with_context(|| format!("--prompt-file: cannot read {}", path.display()))?;
+        return read(file).with_context(|| format!("--prompt-file: {}", path.display()));
     }
-    let mut text = String::new();
-    std::io::stdin()
-        .read_to_string(&mut text)
-        .context("standard input holds no UTF-8 text; give --prompt or --prompt-file")?;
+    let text = read(std::io::stdin()).context("standard input; or give --prompt, --prompt-file")?;
     if text.is_empty() {
         bail!("standard input is empty; give --prompt or --prompt-file");
     }
     Ok(text)
+}
+
+/// A prompt's text. Reads no more than a prompt may have, however much there is.
+fn read(from: impl Read) -> Result<String> {
+    let mut bytes = Vec::new();
+    from.take(PROMPT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > PROMPT_BYTES_MAX {
+        bail!("expected at most {PROMPT_BYTES_MAX} bytes of text, got more");
+    }
+    String::from_utf8(bytes).context("expected UTF-8 text")
 }
 
 /// Prints text as it comes; a character whose bytes are not all there waits for the rest.

@@ -34,7 +34,10 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
         dcp_world_size: 1,
         image: args.image.into(),
     };
-    let geometry = Dsv4Geometry::new(&config, &options)?;
+    let geometry = Dsv4Geometry::new(&config, &options).with_context(|| match &args.config {
+        Some(path) => format!("--config: {}", path.display()),
+        None => "the model and the options do not fit together".to_owned(),
+    })?;
     let facts = facts(&geometry, args)?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -98,7 +101,7 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
     Ok(facts)
 }
 
-fn preset(model: ModelName) -> CacheConfig {
+pub(crate) fn preset(model: ModelName) -> CacheConfig {
     match model {
         ModelName::V4Pro => CacheConfig::v4_pro(),
         ModelName::V4Flash => CacheConfig::v4_flash(),

@@ -2,7 +2,10 @@
 //! project that knows flags, JSON and clocks.
 
 mod args;
-mod bench_command;
+mod bench_copy;
+mod bench_forward;
+mod bench_gpu;
+mod bench_store;
 mod built_in;
 mod demo;
 mod generate;
@@ -15,19 +18,19 @@ mod size;
 mod tokens;
 
 use std::env;
-use std::io;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{BenchCommand, Cli, Command};
+use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Err(error) = log() {
-        eprintln!("statepages: {error:#}");
+        complain(format_args!("{error:#}"));
         return ExitCode::FAILURE;
     }
     let outcome = match cli.command {
@@ -36,18 +39,39 @@ fn main() -> ExitCode {
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Sim(args)) => sim_command::run(&args),
-        Some(Command::Bench(BenchCommand::Store(args))) => {
-            bench_command::run(&args).map(|()| ExitCode::SUCCESS)
+        Some(Command::Bench(args::Bench::Store(args))) => {
+            bench_store::run(&args).map(|()| ExitCode::SUCCESS)
+        }
+        Some(Command::Bench(args::Bench::Forward(args))) => {
+            bench_forward::run(&args).map(|()| ExitCode::SUCCESS)
+        }
+        Some(Command::Bench(args::Bench::Copy(args))) => {
+            bench_copy::run(&args).map(|()| ExitCode::SUCCESS)
         }
         Some(Command::ColdArm) => demo::cold_arm().map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,
+        // Who reads standard output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("statepages: {error:#}");
+            complain(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Tells the user on standard error; where that cannot be written the exit code still tells.
+pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
+    // Nothing is left to report a failure of this write to.
+    let _unreported = writeln!(io::stderr(), "statepages: {what}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>();
+        io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    })
 }
 
 /// Variable that sets what is logged.
@@ -64,6 +88,12 @@ fn log() -> Result<()> {
         Err(env::VarError::NotPresent) => EnvFilter::new(LOG_BUILT_IN),
         Err(error) => return Err(error).context(LOG_VARIABLE),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        // A log that cannot be written must not end the run.
+        .log_internal_errors(false)
+        .init();
     Ok(())
 }

@@ -38,6 +38,13 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
+/// Where the lines of a request each go, beside the text.
+pub(crate) fn lines_path(text: &Path) -> PathBuf {
+    let mut name = text.file_name().unwrap_or_default().to_owned();
+    name.push(".jsonl");
+    text.with_file_name(name)
+}
+
 /// Files of `--metrics-out`.
 pub(crate) struct MetricsOut {
     text: PathBuf,
@@ -56,9 +63,7 @@ impl MetricsOut {
                 .with_context(|| format!("--metrics-out: cannot create {}", path.display()))
         };
         create(text)?;
-        let mut name = text.file_name().unwrap_or_default().to_owned();
-        name.push(".jsonl");
-        let lines_path = text.with_file_name(name);
+        let lines_path = lines_path(text);
         Ok(Self {
             text: text.to_owned(),
             lines: create(&lines_path)?,
@@ -138,7 +143,7 @@ fn totals(registry: &mut Registry, rounds: &[&Round], snapshot: &Snapshot) {
         ("computed_tokens", "Tokens that forwards took in", totals.computed),
         ("generated_tokens", "Tokens sampled", totals.generated),
         ("kv_hit_tokens", "Prompt tokens whose KV blocks were found", totals.kv_hit),
-        ("resumable_tokens", "Prompt tokens that could have been resumed", totals.wanted),
+        ("wanted_tokens", "Prompt tokens that could have been resumed", totals.wanted),
         ("realised_tokens", "Prompt tokens resumed from a checkpoint", totals.realised),
         ("preemptions", "Residencies given up for want of a page", totals.preempted_no_page),
     ] {

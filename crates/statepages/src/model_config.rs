@@ -12,8 +12,7 @@ use statepages_geometry::{CacheConfig, DraftLayers};
 struct PublishedConfig {
     model_type: Option<String>,
     num_hidden_layers: u32,
-    #[serde(default)]
-    num_nextn_predict_layers: u32,
+    num_nextn_predict_layers: Option<u32>,
     compress_ratios: Vec<u32>,
     head_dim: u32,
     qk_rope_head_dim: u32,
@@ -30,7 +29,11 @@ pub(crate) fn read(path: &Path) -> Result<CacheConfig> {
 }
 
 fn parse(text: &str) -> Result<CacheConfig> {
-    let config: PublishedConfig = serde_json::from_str(text)?;
+    let value: serde_json::Value = serde_json::from_str(text)?;
+    if !value.is_object() {
+        return Err(anyhow!("expected a JSON object"));
+    }
+    let config: PublishedConfig = serde_json::from_value(value)?;
     if let Some(kind) = config.model_type.filter(|kind| kind != "deepseek_v4") {
         return Err(anyhow!("model_type: expected deepseek_v4, got {kind}"));
     }
@@ -39,7 +42,7 @@ fn parse(text: &str) -> Result<CacheConfig> {
         let listed = u32::try_from(config.compress_ratios.len())?;
         (DraftLayers::DSpark, listed.saturating_sub(config.num_hidden_layers))
     } else {
-        (DraftLayers::Mtp, config.num_nextn_predict_layers)
+        (DraftLayers::Mtp, config.num_nextn_predict_layers.unwrap_or(0))
     };
     Ok(CacheConfig {
         num_hidden_layers: config.num_hidden_layers,
@@ -87,6 +90,8 @@ mod tests {
         let text = format!(
             r#"{{"model_type": "llama", "num_hidden_layers": 1, "compress_ratios": [4], {PRO_TAIL}}}"#
         );
+        let list = parse(r#"["deepseek_v4", 4, 1]"#).unwrap_err().to_string();
+        assert!(list.contains("object"), "{list}");
         let other = parse(&text).unwrap_err().to_string();
         assert!(other.contains("llama") && other.contains("deepseek_v4"), "{other}");
     }

@@ -145,7 +145,7 @@ fn take(
     match output {
         Output::Refused { request, why } => {
             let index = pending[&request].index;
-            bail!("prompt {index} was refused: {why}");
+            bail!("the prompt of index {index} was refused: {why}");
         }
         Output::Admitted { request, report } => {
             let entry = pending.get_mut(&request).expect("an admitted request is pending");

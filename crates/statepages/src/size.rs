@@ -31,16 +31,15 @@ impl FromStr for ByteSize {
             .unwrap_or((text, 1));
         let number = number.trim();
         // Whole numbers stay exact; only a fraction goes through a float.
-        let bytes = match number.parse::<u64>() {
-            Ok(whole) => whole.checked_mul(unit).ok_or_else(wrong)?,
-            Err(_) => {
-                let value: f64 = number.parse().map_err(|_| wrong())?;
-                let bytes = value * unit as f64;
-                if !(bytes.is_finite() && (0.0..=9e18).contains(&bytes)) {
-                    return Err(wrong());
-                }
-                bytes as u64
+        let bytes = if let Ok(whole) = number.parse::<u64>() {
+            whole.checked_mul(unit).ok_or_else(wrong)?
+        } else {
+            let value: f64 = number.parse().map_err(|_| wrong())?;
+            let bytes = value * unit as f64;
+            if !(bytes.is_finite() && (0.0..=9e18).contains(&bytes)) {
+                return Err(wrong());
             }
+            bytes as u64
         };
         Ok(Self(Bytes::new(bytes)))
     }

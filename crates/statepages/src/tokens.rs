@@ -1,5 +1,7 @@
 //! Byte-level tokens: ids 0-255 are bytes, 256 ends a text. Any text can be encoded, nothing is downloaded.
 
+use std::fmt::Write as _;
+
 /// Ends a text; `generate` stops on it.
 pub(crate) const END_OF_TEXT: u32 = 256;
 
@@ -13,13 +15,12 @@ pub(crate) fn decode(ids: &[u32]) -> String {
     let mut text = String::new();
     let mut bytes = Vec::new();
     for &id in ids {
-        match u8::try_from(id) {
-            Ok(byte) => bytes.push(byte),
-            Err(_) => {
-                text.push_str(&String::from_utf8_lossy(&bytes));
-                bytes.clear();
-                text.push_str(&format!("<{id}>"));
-            }
+        if let Ok(byte) = u8::try_from(id) {
+            bytes.push(byte);
+        } else {
+            text.push_str(&String::from_utf8_lossy(&bytes));
+            bytes.clear();
+            write!(text, "<{id}>").expect("a string takes any text");
         }
     }
     text.push_str(&String::from_utf8_lossy(&bytes));

@@ -107,6 +107,10 @@ fn bad_flags_are_named() {
     );
     refused(&["geometry", "--config", "no/such/file.json"], &["--config", "no/such/file.json"]);
     refused(&["demo", "--requests", "4"], &["--requests", "multiple of 3", "4"]);
+    refused(&["demo", "--requests", "18446744073709551615"], &["--requests", "30000"]);
+    refused(&["demo", "--max-seqs", "4000000000"], &["--max-seqs", "4096"]);
+    refused(&["demo", "--pages", "4000000000"], &["--pages", "16777216"]);
+    refused(&["demo", "--threads", "5000"], &["--threads", "256"]);
     refused(&["demo", "--max-tokens", "0"], &["--max-tokens"]);
     refused(
         &["demo", "--state-checkpoint-interval-tokens", "-7"],
@@ -116,16 +120,18 @@ fn bad_flags_are_named() {
         &["demo", "--state-checkpoint-interval-tokens", "100"],
         &["--state-checkpoint-interval-tokens", "256", "100"],
     );
-    refused(&["demo", "--max-seqs", "0"], &["slots", "0"]);
+    refused(&["demo", "--max-seqs", "0"], &["--max-seqs", "0"]);
     refused(&["demo", "--pages", "3"], &["pages", "3"]);
-    refused(&["demo", "--max-batched-tokens", "2"], &["max_num_batched_tokens", "2"]);
+    refused(&["demo", "--max-batched-tokens", "2"], &["--max-batched-tokens", "2"]);
     refused(&["demo", "--prompts", "no/such/file"], &["--prompts", "no/such/file"]);
     refused(&["demo", "--replay", "no/such/file"], &["--replay", "no/such/file"]);
     refused(&["demo", "--record", "no/such/file"], &["--record", "no/such/file"]);
     refused(&["demo", "--metrics-out", "no/such/file"], &["--metrics-out", "no/such/file"]);
     refused(&["generate", "--prompt", "x", "--temperature", "NaN"], &["temperature", "NaN"]);
     refused(&["generate", "--prompt", "x", "--top-p", "1.5"], &["top_p", "1.5"]);
-    refused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["max_tokens", "0"]);
+    refused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["--max-tokens", "0"]);
+    refused(&["generate", "--prompt", "x", "--temperature", "-1"], &["temperature", "-1"]);
+    refused(&["generate", "--prompt-file", "/dev/zero"], &["--prompt-file", "32768"]);
     refused(&["generate", "--prompt", ""], &["prompt"]);
     refused(&["generate"], &["standard input is empty"]);
     refused(&["cold-arm"], &["standard input holds no job"]);
@@ -184,8 +190,11 @@ fn the_demo_resumes_records_replays_and_sees_a_fault() {
         &[&small[..], &["--record", &record, "--metrics-out", &metrics]].concat(),
     ));
 
-    assert_eq!(demo["requests"], 3);
-    assert_eq!(demo["outputs_identical"], 3);
+    assert_eq!(demo["requests"], 6, "alone and in company");
+    assert_eq!(demo["outputs_identical"], 6);
+    assert_eq!(demo["requests_resumed"], 6);
+    assert_eq!(demo["requests_short"], 0);
+    assert_eq!(demo["ok"], true);
     let (cold, resumed) = (&demo["rounds"][0], &demo["rounds"][1]);
     assert_eq!(cold["realised_tokens"], 0);
     assert_eq!(cold["computed_tokens"], cold["prompt_tokens"]);
@@ -234,7 +243,42 @@ fn the_demo_resumes_records_replays_and_sees_a_fault() {
         assert_eq!(round["outputs_sha256"], again["outputs_sha256"]);
     }
 
+    // Flags that name one file twice are refused before anything is written.
+    for (flag, other) in [("--record", "--replay"), ("--metrics-out", "--replay")] {
+        refused(&["demo", other, &record, flag, &record], &[flag, other]);
+    }
+    let twin = path("record");
+    refused(&["demo", "--replay", &record, "--metrics-out", &twin], &["--metrics-out", "--replay"]);
+    refused(&["demo", "--replay", "no/such/file", "--record", &metrics], &["no/such/file"]);
+    assert!(!fs::read_to_string(&metrics).unwrap().is_empty(), "an earlier file is left alone");
+    assert_eq!(fs::read_to_string(&record).unwrap().lines().count(), 7);
+    refused(
+        &["demo", "--replay", &record, "--weights-seed", "1"],
+        &["--weights-seed", "demo-20260-bf16"],
+    );
+
     let fault = statepages(&[&small[..], &["--fault", "skip-restore"]].concat());
     let fault = json(&fault);
     assert_eq!(fault["outputs_identical"], 0, "the comparison sees a wrong resume");
+}
+
+/// Bits stay equal where the pool is too small for its checkpoints, and where nothing is kept.
+#[test]
+fn the_demo_holds_in_a_small_pool_and_without_checkpoints() {
+    let run = |extra: &[&str]| {
+        let small = ["demo", "--requests", "3", "--max-tokens", "2", "--json"];
+        let output = statepages(&[&small[..], extra].concat());
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (json(&output), errors)
+    };
+    let (tight, errors) = run(&["--pages", "40", "--max-seqs", "1", "--max-batched-tokens", "300"]);
+    assert_eq!(tight["outputs_identical"], 6);
+    assert!(tight["requests_short"].as_u64().unwrap() > 0, "a pool of 40 pages is too small");
+    assert!(errors.contains("--pages"), "{errors}");
+    let (off, _) = run(&["--state-checkpoint-interval-tokens", "0"]);
+    assert_eq!(off["outputs_identical"], 6);
+    assert_eq!((&off["requests_resumed"], &off["requests_short"]), (&0.into(), &0.into()));
+    let (dense, _) = run(&["--state-checkpoint-interval-tokens", "256", "--image", "carried"]);
+    assert_eq!(dense["outputs_identical"], 6);
+    assert_eq!(dense["ok"], true);
 }

@@ -3,12 +3,12 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use statepages_engine::{
-    Connector, Effect, Engine, EngineParts, FinishReason, Latency, LogitsReport, NoConnector,
-    Output, Progress, RawLimits, RecurrentModel, RecurrentRunner, Request, RunnerFaults, Sampling,
-    Stop, Usage,
+    Connector, Effect, Engine, EngineParts, FinishReason, Latency, LoadEnd, LogitsReport,
+    NoConnector, Output, Progress, RawLimits, RecurrentModel, RecurrentRunner, Request,
+    RunnerFaults, Sampling, Stop, Usage,
 };
 use statepages_page::{BlockSize, Domain, DomainTag, Pages, RequestId, Tokens};
 use statepages_store::{
@@ -163,16 +163,27 @@ pub(crate) struct Harness<C: Connector> {
     pub(crate) prompts: BTreeMap<RequestId, Request>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
     pub(crate) steps: u64,
+    /// In the order of submission.
+    order: Vec<RequestId>,
+    resident: BTreeSet<RequestId>,
 }
 
 impl<C: Connector> Harness<C> {
     pub(crate) fn new(engine: Engine<RecurrentRunner, C>) -> Self {
-        Self { engine, prompts: BTreeMap::new(), heard: BTreeMap::new(), steps: 0 }
+        Self {
+            engine,
+            prompts: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            steps: 0,
+            order: Vec::new(),
+            resident: BTreeSet::new(),
+        }
     }
 
     pub(crate) fn submit(&mut self, request: Request) {
         self.prompts.insert(request.id, request.clone());
         self.heard.insert(request.id, Heard::default());
+        self.order.push(request.id);
         self.engine.submit(request).expect("a good request");
     }
 
@@ -211,6 +222,8 @@ impl<C: Connector> Harness<C> {
         while let Some(output) = self.engine.next_output() {
             match output {
                 Output::Admitted { request, report } => {
+                    self.no_older_waits(request);
+                    self.resident.insert(request);
                     self.of(request).admissions.push(report);
                 }
                 Output::Token { request, token, position, .. } => {
@@ -219,16 +232,30 @@ impl<C: Connector> Harness<C> {
                     assert_eq!(position, Tokens::new((prompt + heard.tokens.len()) as u32));
                     heard.tokens.push(token);
                 }
-                Output::Preempted { request, .. } => self.of(request).preempted += 1,
+                Output::Preempted { request, .. } => {
+                    self.resident.remove(&request);
+                    self.of(request).preempted += 1;
+                }
                 Output::Finished { request, reason, usage } => {
                     let heard = self.of(request);
                     assert_eq!(usage.generated.index(), heard.tokens.len());
                     assert_eq!(heard.ended, None, "{request} ends once");
                     heard.ended = Some((reason, usage));
                 }
+                Output::Unparked { request, load: LoadEnd::Failed } => {
+                    self.resident.remove(&request);
+                }
                 Output::Parked { .. } | Output::Unparked { .. } => {}
                 other => panic!("{other:?}"),
             }
+        }
+    }
+
+    /// Admissions are in the order of submission, repeated ones included: nobody is overtaken.
+    fn no_older_waits(&self, admitted: RequestId) {
+        for id in self.order.iter().take_while(|id| **id != admitted) {
+            let ended = self.heard[id].ended.is_some();
+            assert!(ended || self.resident.contains(id), "{admitted} overtakes {id}");
         }
     }
 

@@ -112,16 +112,24 @@ fn dots<L: Lanes, const Q: usize, const R: usize>(
             }
         }
     }
-    let mut lanes = [[[0.0; LANES]; Q]; R];
-    for r in 0..R {
-        for j in 0..Q {
-            l.store(&mut lanes[r][j], sums[r][j]);
-        }
-    }
     let mut out = [[0.0; Q]; R];
+    if Q == 4 && R == 4 {
+        let mut vectors = [l.splat(0.0); LANES];
+        for r in 0..R {
+            for j in 0..Q {
+                vectors[4 * j + r] = sums[r][j];
+            }
+        }
+        for (out, trees) in out.iter_mut().zip(l.trees(&vectors).chunks_exact(4)) {
+            out.copy_from_slice(trees);
+        }
+        return out;
+    }
     for r in 0..R {
         for j in 0..Q {
-            out[r][j] = tree(&lanes[r][j]);
+            let mut lanes = [0.0; LANES];
+            l.store(&mut lanes, sums[r][j]);
+            out[r][j] = tree(&lanes);
         }
     }
     out

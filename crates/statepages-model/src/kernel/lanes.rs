@@ -117,6 +117,20 @@ pub(crate) trait Lanes: Copy {
     /// rounded to an integer by adding 1.5 * 2^23 into that power of two.
     fn power_of_two(self, rounded: Self::V) -> Self::V;
 
+    /// [`tree`] of sixteen vectors: element `4 * i + j` is that of vector `4 * j + i`.
+    #[inline(always)]
+    fn trees(self, v: &[Self::V; LANES]) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        for i in 0..4 {
+            for j in 0..4 {
+                let mut lanes = [0.0; LANES];
+                self.store(&mut lanes, v[4 * j + i]);
+                out[4 * i + j] = tree(&lanes);
+            }
+        }
+        out
+    }
+
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         self.select_less(a, b, b, a)
@@ -287,6 +301,43 @@ mod x86 {
             let s = self.0;
             let shifted = s.wrapping_dyn_shl_u32s(cast(rounded), s.splat_u32s(23));
             cast(s.add_u32s(shifted, s.splat_u32s(0x3f80_0000)))
+        }
+
+        /// The additions of [`super::tree`], of several vectors at once: each step brings the halves
+        /// that are added next to the same lanes of two registers.
+        #[inline(always)]
+        fn trees(self, v: &[Self::V; LANES]) -> [f32; LANES] {
+            let mut eights = [v[0]; 8];
+            for i in 0..8 {
+                let (a, b) = (v[2 * i], v[2 * i + 1]);
+                eights[i] = self.add(self.quarters::<0x44>(a, b), self.quarters::<0xee>(a, b));
+            }
+            let mut fours = [v[0]; 4];
+            for i in 0..4 {
+                let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                fours[i] = self.add(self.quarters::<0x88>(a, b), self.quarters::<0xdd>(a, b));
+            }
+            let mut twos = [v[0]; 2];
+            for i in 0..2 {
+                let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                twos[i] = self.add(self.singles::<0x44>(a, b), self.singles::<0xee>(a, b));
+            }
+            let [a, b] = twos;
+            cast(self.add(self.singles::<0x88>(a, b), self.singles::<0xdd>(a, b)))
+        }
+    }
+
+    impl Avx512Lanes {
+        /// Two of `a`'s quarters, then two of `b`'s.
+        #[inline(always)]
+        fn quarters<const PICK: i32>(self, a: pulp::f32x16, b: pulp::f32x16) -> pulp::f32x16 {
+            pulp::cast(self.0.avx512f._mm512_shuffle_f32x4::<PICK>(pulp::cast(a), pulp::cast(b)))
+        }
+
+        /// In each quarter, two of `a`'s elements, then two of `b`'s.
+        #[inline(always)]
+        fn singles<const PICK: i32>(self, a: pulp::f32x16, b: pulp::f32x16) -> pulp::f32x16 {
+            pulp::cast(self.0.avx512f._mm512_shuffle_ps::<PICK>(pulp::cast(a), pulp::cast(b)))
         }
     }
 

@@ -9,5 +9,6 @@ pub(crate) mod gemm;
 pub(crate) mod hyper;
 pub(crate) mod lanes;
 pub(crate) mod math;
+pub(crate) mod matrix;
 pub(crate) mod norm;
 pub(crate) mod pool;

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its share")]
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use statepages_copy::HostArena;
@@ -11,16 +12,25 @@ use statepages_geometry::{
 use statepages_model::{
     Choices, Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SequenceChunk, Weights,
 };
-use statepages_page::{ImageRule, PageId, Pages, SlotId};
+use statepages_page::{Boundary, ImageRule, PageId, Pages, Segment, SlotId};
 
 pub(crate) const PAGES: u32 = 24;
 pub(crate) const SLOTS: u32 = 6;
 
-/// Number format of all cached rows.
+/// Number formats of the cached rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rows {
     F32,
     Bf16,
+    /// fp8 rows for both.
+    Fp8,
+    /// fp8 rows, and fp4 for the indexer.
+    Fp8Fp4,
+}
+
+impl Rows {
+    /// What engines serve with.
+    pub(crate) const SERVED: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Fp8Fp4];
 }
 
 /// Small dimensions that exercise every kind of layer.
@@ -31,9 +41,9 @@ pub(crate) fn small_config() -> ModelConfig {
         num_nextn_predict_layers: 1,
         draft_layers: DraftLayers::Mtp,
         compress_ratios: vec![0, 4, 128, 4, 0],
-        head_dim: 32,
-        qk_rope_head_dim: 8,
-        index_head_dim: 16,
+        head_dim: 80,
+        qk_rope_head_dim: 16,
+        index_head_dim: 32,
         sliding_window: 128,
     };
     config.hidden_size = 32;
@@ -52,6 +62,8 @@ pub(crate) fn geometry(config: &ModelConfig, rows: Rows, draft_tokens: u32) -> D
     let (kv, indexer) = match rows {
         Rows::F32 => (KvFormat::F32, IndexerFormat::F32),
         Rows::Bf16 => (KvFormat::Bf16, IndexerFormat::Bf16),
+        Rows::Fp8 => (KvFormat::Fp8, IndexerFormat::Fp8),
+        Rows::Fp8Fp4 => (KvFormat::Fp8, IndexerFormat::Fp4),
     };
     let options = CacheOptions {
         kv,
@@ -142,6 +154,24 @@ impl Rig {
         logits
     }
 
+    /// Logits of the tokens behind `start`, computed in chunks, of a request whose slot and pages
+    /// hold what came before.
+    pub(crate) fn resumed(
+        &mut self,
+        slot: u32,
+        pages: &[PageId],
+        tokens: &[u32],
+        start: usize,
+        chunk: usize,
+    ) -> Vec<f32> {
+        let mut logits = Vec::new();
+        for (i, tokens) in tokens[start..].chunks(chunk).enumerate() {
+            let piece = Piece { slot, pages, start: start + i * chunk, tokens };
+            logits.append(&mut self.batch(&[piece])[0]);
+        }
+        logits
+    }
+
     /// Fills every byte of pages and slots with copies of `pattern`.
     pub(crate) fn fill(&mut self, pattern: [u8; 4]) {
         let layout = self.geometry.layout().clone();
@@ -163,7 +193,20 @@ fn chunk<'a>(piece: &Piece<'a>) -> SequenceChunk<'a> {
         pages: piece.pages,
         start: piece.start as u32,
         tokens: piece.tokens,
+        before: None,
         logits: LogitsWanted::All,
+    }
+}
+
+/// Plane and bytes of every range of a segment at a boundary.
+pub(crate) fn ranges(segment: &Segment, boundary: Boundary) -> Vec<(usize, Range<usize>)> {
+    let plane = usize::from(segment.plane());
+    let range = |offset: u64, len: u64| (plane, offset as usize..(offset + len) as usize);
+    match *segment {
+        Segment::Fixed { offset, len, .. } => vec![range(offset, len)],
+        Segment::Ring { run, .. } => (0..run.rows)
+            .map(|row| range(run.row_offset(row, boundary), u64::from(run.row_bytes)))
+            .collect(),
     }
 }
 

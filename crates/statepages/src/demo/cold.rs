@@ -34,11 +34,13 @@ enum Line {
 
 /// The engine that the cold arm runs: nothing is kept, and all that must not matter is different.
 fn other(engine: &EngineArgs) -> EngineArgs {
+    let max_seqs = if engine.max_seqs == 3 { 2 } else { 3 };
+    // Off the block grid, so that chunks end where the first arm's never do.
+    let batched = u64::from(engine.max_batched_tokens) * 5 / 8 + 1;
     EngineArgs {
-        threads: built_in::threads(engine) + 1,
-        // Off the block grid, so that chunks end where the first arm's never do.
-        max_batched_tokens: engine.max_batched_tokens * 5 / 8 + 1,
-        max_seqs: 3,
+        threads: built_in::threads(engine) as u32 + 1,
+        max_batched_tokens: (batched as u32).max(max_seqs),
+        max_seqs,
         state_checkpoint_interval_tokens: 0,
         ..engine.clone()
     }

@@ -31,7 +31,7 @@ impl Corpus {
     /// The text of a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)
-            .with_context(|| format!("--prompts: cannot read {} as UTF-8", path.display()))?;
+            .with_context(|| format!("--prompts: cannot read {} as UTF-8 text", path.display()))?;
         if text.len() < BYTES_MIN {
             bail!(
                 "--prompts: {} holds {} bytes of text; expected at least {BYTES_MIN}",

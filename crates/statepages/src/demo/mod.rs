@@ -9,6 +9,7 @@ mod round;
 mod workload;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -22,9 +23,9 @@ use crate::session::{Completion, Job, Listener, Pace, Session};
 
 use self::corpus::Corpus;
 use self::record::Recorder;
-use self::report::Results;
+use self::report::{Reference, Results};
 use self::round::OutputHasher;
-use self::workload::{Prompt, Workload};
+use self::workload::{Grid, Prompt, Workload};
 
 pub(crate) use self::cold::answer as cold_arm;
 pub(crate) use self::round::{Round, Served, hex};
@@ -33,9 +34,6 @@ pub(crate) use self::round::{Round, Served, hex};
 /// only for comparison.
 const CONCURRENT_COLD: usize = 8;
 
-/// Share of outputs that must differ for the comparison to count as seeing a fault.
-const FAULT_SEEN: f64 = 0.9;
-
 /// What a request of a round is compared with.
 enum Expected {
     Nothing,
@@ -43,62 +41,106 @@ enum Expected {
     Outputs(Vec<Vec<u32>>),
 }
 
+/// What a run sends, read before anything is written or computed.
+enum Source {
+    /// The built-in rounds.
+    Built(Workload),
+    /// Recorded rounds.
+    Recorded(Vec<(String, Vec<record::Entry>)>),
+}
+
 /// Runs the demo. The exit code says whether what had to be equal was.
 pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     check(args)?;
+    let source = source(args)?;
     let mut demo = Demo {
         args,
         session: Session::new(built_in::engine(&args.engine, args.fault)?),
-        record: args.record.as_deref().map(Recorder::create).transpose()?,
+        record: args
+            .record
+            .as_deref()
+            .map(|path| Recorder::create(path, built_in::model_name(&args.engine)))
+            .transpose()?,
         metrics: args.metrics_out.as_deref().map(MetricsOut::create).transpose()?,
     };
-    let (rounds, concurrent) = match &args.replay {
-        Some(path) => (demo.replay(record::read(path)?)?, Vec::new()),
-        None => demo.workload()?,
+    let (reference, (rounds, concurrent)) = match source {
+        Source::Built(workload) => (Reference::ColdArm, demo.workload(&workload)?),
+        Source::Recorded(rounds) => (Reference::Record, (demo.replay(rounds)?, Vec::new())),
     };
     let snapshot = demo.session.snapshot();
-    if let Some(metrics) = demo.metrics.take() {
-        let all: Vec<_> = rounds.iter().chain(&concurrent).collect();
-        metrics.finish(&all, &snapshot)?;
-    }
     let fault = args.fault.map(|Fault::SkipRestore| "skip-restore");
-    let results = Results { rounds, concurrent, counters: snapshot.counters, fault };
+    let results = Results { reference, rounds, concurrent, counters: snapshot.counters, fault };
+    // Results first: a metrics file that cannot be written must not cost them.
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", results.to_json())?;
     } else {
         writeln!(out, "{}", results.to_text())?;
     }
-    Ok(judge(&results))
+    if let Some(metrics) = demo.metrics.take() {
+        let all: Vec<_> = results.rounds.iter().chain(&results.concurrent).collect();
+        metrics.finish(&all, &snapshot)?;
+    }
+    for complaint in results.complaints() {
+        crate::complain(format_args!("{complaint}"));
+    }
+    Ok(if results.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn check(args: &DemoArgs) -> Result<()> {
-    if args.requests == 0 || !args.requests.is_multiple_of(3) {
-        bail!("--requests: expected a positive multiple of 3, got {}", args.requests);
+    if !args.requests.is_multiple_of(3) {
+        bail!("--requests: expected a multiple of 3, got {}", args.requests);
     }
-    if args.max_tokens == 0 {
-        bail!("--max-tokens: expected at least 1, got 0");
+    let metrics = args.metrics_out.as_deref();
+    let lines = metrics.map(crate::metrics::lines_path);
+    let files = [
+        ("--prompts", args.prompts.as_deref()),
+        ("--replay", args.replay.as_deref()),
+        ("--record", args.record.as_deref()),
+        ("--metrics-out", metrics),
+        ("--metrics-out with .jsonl", lines.as_deref()),
+    ];
+    for (index, (flag, path)) in files.iter().enumerate() {
+        for (other, before) in &files[..index] {
+            if let (Some(path), Some(before)) = (path, before)
+                && same_file(path, before)
+            {
+                bail!("{flag}: expected another file than that of {other}, got {}", path.display());
+            }
+        }
     }
     Ok(())
 }
 
-/// Without a fault everything compared must be equal and every resumable token resumed. With one,
-/// the comparison must have seen it.
-fn judge(results: &Results) -> ExitCode {
-    let (compared, identical) = results.compared();
-    let good = if results.fault.is_some() {
-        (compared - identical) as f64 >= FAULT_SEEN * compared as f64
-    } else {
-        compared == identical && results.unrealised() == 0
+/// Whether two paths lead to one file, which need not exist yet.
+fn same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        std::fs::canonicalize(path).unwrap_or_else(|_| {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+            folder.unwrap_or_default().join(path.file_name().unwrap_or_default())
+        })
     };
-    if !good {
-        eprintln!(
-            "statepages: {identical} of {compared} outputs identical; {} requests resumed another \
-             number of tokens than their texts allow",
-            results.unrealised()
-        );
+    place(one) == place(other)
+}
+
+fn source(args: &DemoArgs) -> Result<Source> {
+    if let Some(path) = &args.replay {
+        let model = built_in::model_name(&args.engine);
+        return Ok(Source::Recorded(record::read(path, &model)?));
     }
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let corpus = match &args.prompts {
+        Some(path) => Corpus::read(path)?,
+        None => Corpus::built_in(),
+    };
+    let grid = match args.engine.state_checkpoint_interval_tokens {
+        0 => Grid::Off,
+        tokens => usize::try_from(tokens).map_or(Grid::Anchors, |tokens| {
+            Grid::Every((tokens / built_in::BLOCK_TOKENS).max(1) * built_in::BLOCK_TOKENS)
+        }),
+    };
+    let requests = usize::try_from(args.requests)?;
+    Ok(Source::Built(Workload::new(corpus, requests, built_in::BLOCK_TOKENS, grid)))
 }
 
 struct Demo<'a> {
@@ -110,12 +152,7 @@ struct Demo<'a> {
 
 impl Demo<'_> {
     /// The built-in rounds: those in which each request is alone, and those with several in flight.
-    fn workload(&mut self) -> Result<(Vec<Round>, Vec<Round>)> {
-        let corpus = match &self.args.prompts {
-            Some(path) => Corpus::read(path)?,
-            None => Corpus::built_in(),
-        };
-        let workload = Workload::new(corpus, self.args.requests, built_in::BLOCK_TOKENS);
+    fn workload(&mut self, workload: &Workload) -> Result<(Vec<Round>, Vec<Round>)> {
         let mut first = workload.cold();
         first.extend(workload.second_sight());
         let cold = self.round("cold", Pace::Alone, &first, &Expected::Nothing)?;
@@ -124,7 +161,7 @@ impl Demo<'_> {
         let digests = self.cold_arm(&again)?;
         let resumed =
             self.round("resumed", Pace::Alone, &again, &Expected::Digests(digests.clone()))?;
-        let fresh = workload.fresh(CONCURRENT_COLD.min(self.args.requests));
+        let fresh = workload.fresh(CONCURRENT_COLD);
         let mut crowd =
             vec![self.round("cold_concurrent", Pace::Together, &fresh, &Expected::Nothing)?];
         let again = workload.seen(&again);

@@ -8,8 +8,18 @@ use statepages_store::{Counters, LossReason};
 use crate::demo::round::{Round, Served};
 use crate::demo::workload::Kind;
 
+/// What outputs were compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reference {
+    /// Logits and ids of cold runs in another process.
+    ColdArm,
+    /// Recorded ids.
+    Record,
+}
+
 /// Everything a run came to.
 pub(crate) struct Results {
+    pub(crate) reference: Reference,
     /// Rounds in which every request was alone.
     pub(crate) rounds: Vec<Round>,
     /// Rounds with several requests in flight.
@@ -19,28 +29,89 @@ pub(crate) struct Results {
     pub(crate) fault: Option<&'static str>,
 }
 
+/// Share of resumed outputs that must differ for the comparison to count as seeing a fault.
+const FAULT_SEEN: f64 = 0.9;
+
 impl Results {
-    /// Requests that were compared with another run, alone or in company, and those that were equal.
-    pub(crate) fn compared(&self) -> (usize, usize) {
-        let rounds = self.rounds.iter().chain(&self.concurrent);
-        rounds.map(Round::compared).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    fn all(&self) -> impl Iterator<Item = &Round> {
+        self.rounds.iter().chain(&self.concurrent)
     }
 
-    /// Requests of the rounds alone that resumed another number of tokens than their texts allow.
-    pub(crate) fn unrealised(&self) -> usize {
-        let served = self.rounds.iter().flat_map(|round| &round.served);
-        served.filter(|s| s.resumable.is_some_and(|allowed| allowed != s.realised())).count()
+    /// Compared requests of which `count` is so, and those of them that were equal.
+    fn verdicts(&self, count: impl Fn(&Served) -> bool) -> (usize, usize) {
+        let served = self.all().flat_map(|round| &round.served).filter(|served| count(served));
+        let verdicts: Vec<bool> = served.filter_map(|served| served.identical).collect();
+        (verdicts.len(), verdicts.iter().filter(|&&equal| equal).count())
+    }
+
+    /// Requests that resumed less than their texts and the placement rules allow.
+    fn short(&self) -> usize {
+        let served = self.all().flat_map(|round| &round.served);
+        served.filter(|s| s.resumable.is_some_and(|allowed| allowed > s.realised())).count()
+    }
+
+    /// Whether a checkpoint was lost for want of room, so that a request may resume less.
+    fn lost_room(&self) -> bool {
+        let fates = self.counters.fates();
+        fates.dropped + fates.evicted + fates.orphaned > 0
+    }
+
+    /// Without a fault everything compared must be equal, and where the pool had room every token
+    /// that may be resumed must be. With a fault the comparison must have seen it.
+    pub(crate) fn is_good(&self) -> bool {
+        if self.fault.is_some() {
+            let (resumed, equal) = self.verdicts(|served| served.realised() > 0);
+            return resumed > 0 && (resumed - equal) as f64 >= FAULT_SEEN * resumed as f64;
+        }
+        let (compared, equal) = self.verdicts(|_| true);
+        compared == equal && (self.short() == 0 || self.lost_room())
+    }
+
+    /// What a reader has to know beside the results.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        let mut complaints = Vec::new();
+        if self.fault.is_none() {
+            for round in self.all() {
+                let different = round.served.iter().enumerate();
+                let different: Vec<_> = different
+                    .filter(|(_, served)| served.identical == Some(false))
+                    .map(|(index, _)| index.to_string())
+                    .collect();
+                if !different.is_empty() {
+                    complaints.push(format!(
+                        "round {}: other outputs than expected for requests {}",
+                        round.name,
+                        different.join(", ")
+                    ));
+                }
+            }
+        } else if !self.is_good() {
+            complaints.push("the comparison has not seen the fault".to_owned());
+        }
+        let short = self.short();
+        if short > 0 && self.fault.is_none() {
+            let why = if self.lost_room() {
+                "the pool (--pages) had no room for every checkpoint"
+            } else {
+                "the pool had room for every checkpoint"
+            };
+            complaints.push(format!("{short} requests resumed less than their texts allow: {why}"));
+        }
+        complaints
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        let alone = self.rounds.iter().map(Round::compared);
-        let (requests, identical) = alone.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let (requests, identical) = self.verdicts(|_| true);
+        let (resumed, _) = self.verdicts(|served| served.realised() > 0);
         let fates = self.counters.fates();
         let rounds: Vec<_> = self.rounds.iter().map(round_json).collect();
         let concurrent: Vec<_> = self.concurrent.iter().map(round_json).collect();
         json!({
             "requests": requests,
             "outputs_identical": identical,
+            "requests_resumed": resumed,
+            "requests_short": self.short(),
+            "ok": self.is_good(),
             "fault": self.fault,
             "rounds": rounds,
             "concurrent": concurrent,
@@ -54,43 +125,50 @@ impl Results {
     }
 
     pub(crate) fn to_text(&self) -> String {
-        let mut text = String::new();
+        let mut lines = Vec::new();
         for (title, rounds) in [
             ("Each request alone (tokens are sums, times are medians)", &self.rounds),
             ("Several requests in flight", &self.concurrent),
         ] {
             if !rounds.is_empty() {
-                text.push_str(&format!("\n{title}\n{}\n{}", table(rounds), losses(rounds)));
+                lines.push(format!("\n{title}\n{}", table(rounds)));
+                lines.extend(rounds.iter().map(losses));
             }
         }
         let fates = self.counters.fates();
-        text.push_str(&format!(
-            "\nCheckpoints: {} kept, {} dropped, {} evicted, {} orphaned\n",
+        lines.push(format!(
+            "\nCheckpoints: {} kept, {} dropped, {} evicted, {} orphaned",
             fates.kept, fates.dropped, fates.evicted, fates.orphaned
         ));
-        if let [cold, .., resumed] = self.rounds.as_slice() {
+        if let [cold, .., resumed] = self.rounds.as_slice()
+            && resumed.served.iter().all(|served| served.realised() > 0)
+        {
             let (cold, resumed) = (cold.p50_ms(|s| s.ttft), resumed.p50_ms(|s| s.ttft));
-            text.push_str(&format!(
-                "Time to first token, median: {cold:.0} ms cold, {resumed:.1} ms resumed ({:.1} times \
-                 less)\n",
+            lines.push(format!(
+                "Time to first token, median: {cold:.0} ms cold, {resumed:.1} ms resumed ({:.1} \
+                 times less)",
                 cold / resumed
             ));
         }
-        text.push_str(&self.verdict());
-        text
+        lines.push(self.verdict());
+        lines.join("\n")
     }
 
     fn verdict(&self) -> String {
-        let (compared, identical) = self.compared();
-        let different = compared - identical;
-        match self.fault {
-            Some(fault) => format!(
-                "With fault {fault}: {different} of {compared} outputs differ from cold runs in \
-                 another process\n"
+        let (compared, equal) = self.verdicts(|_| true);
+        let (resumed, resumed_equal) = self.verdicts(|served| served.realised() > 0);
+        match (self.fault, self.reference) {
+            (Some(fault), _) => format!(
+                "With fault {fault}: {} of {resumed} resumed outputs differ from cold runs in another \
+                 process",
+                resumed - resumed_equal
             ),
-            None => format!(
-                "{identical} of {compared} resumed outputs are bit for bit those of cold runs in \
-                 another process\n"
+            (None, Reference::ColdArm) => format!(
+                "{equal} of {compared} outputs, {resumed} of them resumed, are bit for bit those of \
+                 cold runs in another process"
+            ),
+            (None, Reference::Record) => format!(
+                "{equal} of {compared} outputs, {resumed} of them resumed, have the recorded token ids"
             ),
         }
     }
@@ -175,16 +253,12 @@ fn title(round: &Round) -> String {
     }
 }
 
-/// One line a round: why tokens were computed.
-fn losses(rounds: &[Round]) -> String {
-    let mut text = String::new();
-    for round in rounds {
-        let lost: Vec<_> = LossReason::ALL
-            .into_iter()
-            .filter(|&reason| round.lost(reason) > 0)
-            .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
-            .collect();
-        text.push_str(&format!("  computed in {}: {}\n", title(round), lost.join(", ")));
-    }
-    text
+/// Why tokens of a round were computed.
+fn losses(round: &Round) -> String {
+    let lost: Vec<_> = LossReason::ALL
+        .into_iter()
+        .filter(|&reason| round.lost(reason) > 0)
+        .map(|reason| format!("{} {}", reason.name(), round.lost(reason)))
+        .collect();
+    format!("  computed in {}: {}", title(round), lost.join(", "))
 }

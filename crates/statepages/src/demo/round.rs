@@ -1,5 +1,6 @@
 //! What a round of requests came to, and the sums that tables and JSON show.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -29,7 +30,10 @@ impl OutputHasher {
 
 /// A digest as text.
 pub(crate) fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    digest.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes any text");
+        text
+    })
 }
 
 /// One request, served.

@@ -47,16 +47,28 @@ pub(crate) struct Prompt {
     pub(crate) resumable: Option<usize>,
 }
 
+/// What the interval flag says about boundaries, in tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Grid {
+    /// Nothing is kept.
+    Off,
+    /// Anchors, prompt ends and demands only.
+    Anchors,
+    /// Those, and every multiple.
+    Every(usize),
+}
+
 /// The prompts of a run. Request `i` of a round has kind `i mod 3`.
 pub(crate) struct Workload {
     block: usize,
+    grid: Grid,
     first: Vec<Prompt>,
     corpus: Corpus,
 }
 
 impl Workload {
-    /// `requests` prompts (a multiple of 3) on a grid of `block` tokens.
-    pub(crate) fn new(corpus: Corpus, requests: usize, block: usize) -> Self {
+    /// `requests` prompts (a multiple of 3) on blocks of `block` tokens.
+    pub(crate) fn new(corpus: Corpus, requests: usize, block: usize, grid: Grid) -> Self {
         let first = (0..requests)
             .map(|index| {
                 let kind = Kind::ALL[index % 3];
@@ -69,7 +81,7 @@ impl Workload {
                 Prompt { kind, ids, resumable: Some(0) }
             })
             .collect();
-        Self { block, first, corpus }
+        Self { block, grid, first, corpus }
     }
 
     /// Nothing was seen before.
@@ -83,6 +95,10 @@ impl Workload {
         shared
             .map(|(index, prompt)| Prompt {
                 ids: self.with_tail(prompt, 1, index),
+                resumable: Some(self.allowed(match self.grid {
+                    Grid::Every(interval) => SHARED_PREFIX / interval * interval,
+                    Grid::Anchors | Grid::Off => 0,
+                })),
                 ..prompt.clone()
             })
             .collect()
@@ -90,34 +106,34 @@ impl Workload {
 
     /// The repeated traffic; `outputs[i]` is what request `i` of the cold round generated.
     pub(crate) fn resumed(&self, outputs: &[Vec<u32>]) -> Vec<Prompt> {
-        let floor = |tokens: usize| tokens / self.block * self.block;
         let prompts = self.first.iter().zip(outputs).enumerate();
         prompts
             .map(|(index, (prompt, output))| match prompt.kind {
                 // The last token is always computed, so that there is a token to sample from.
                 Kind::Identical => {
-                    Prompt { resumable: Some(floor(prompt.ids.len() - 1)), ..prompt.clone() }
+                    Prompt { resumable: Some(self.floor(prompt.ids.len() - 1)), ..prompt.clone() }
                 }
-                // What generated tokens add is not kept: decode spacing is one interval.
+                // Of what generated tokens add, decode spacing keeps a boundary one interval later:
+                // further than an output reaches, unless the interval is a block.
                 Kind::Continued => {
                     let mut ids = prompt.ids.clone();
                     ids.extend(output);
                     ids.extend(self.corpus.passage(self.first.len() - index, 97, TURN));
-                    Prompt { resumable: Some(floor(prompt.ids.len())), ids, ..prompt.clone() }
+                    Prompt { resumable: Some(self.floor(prompt.ids.len())), ids, ..prompt.clone() }
                 }
                 Kind::Shared => Prompt {
                     ids: self.with_tail(prompt, 2, index),
-                    resumable: Some(SHARED_PREFIX),
+                    resumable: Some(self.allowed(SHARED_PREFIX)),
                     ..prompt.clone()
                 },
             })
             .collect()
     }
 
-    /// Prompts of the cold kind that no other round sends.
+    /// Up to `count` prompts of the cold kind that no other round sends.
     pub(crate) fn fresh(&self, count: usize) -> Vec<Prompt> {
         let requests = self.first.len();
-        (0..count)
+        (0..count.min(requests))
             .map(|index| {
                 let mut ids = vec![u32::from(b'#')];
                 let len = self.first[index].ids.len() - 1;
@@ -129,11 +145,21 @@ impl Workload {
 
     /// Prompts that an earlier round has sent: each resumes at its own anchor.
     pub(crate) fn seen(&self, prompts: &[Prompt]) -> Vec<Prompt> {
-        let floor = |tokens: usize| tokens / self.block * self.block;
         prompts
             .iter()
-            .map(|prompt| Prompt { resumable: Some(floor(prompt.ids.len() - 1)), ..prompt.clone() })
+            .map(|prompt| Prompt {
+                resumable: Some(self.floor(prompt.ids.len() - 1)),
+                ..prompt.clone()
+            })
             .collect()
+    }
+
+    fn floor(&self, tokens: usize) -> usize {
+        self.allowed(tokens / self.block * self.block)
+    }
+
+    fn allowed(&self, tokens: usize) -> usize {
+        if self.grid == Grid::Off { 0 } else { tokens }
     }
 
     fn with_tail(&self, prompt: &Prompt, sight: usize, index: usize) -> Vec<u32> {
@@ -150,8 +176,8 @@ impl Workload {
 /// Lengths go through the residues of the block evenly and meet 0, 1 and `block - 1`.
 fn length(index: usize, requests: usize, block: usize) -> usize {
     let residue = match index {
-        0 | 1 | 2 => [0, 1, block - 1][index],
-        3 | 4 | 5 => [block - 1, 0, 1][index - 3],
+        0..=2 => [0, 1, block - 1][index],
+        3..=5 => [block - 1, 0, 1][index - 3],
         _ => (index - 5) * block / (requests - 5),
     };
     (BLOCKS_MIN + index * 3 % BLOCKS_SPREAD) * block + residue
@@ -163,7 +189,7 @@ mod tests {
 
     #[test]
     fn prompts_have_the_promised_shape() {
-        let workload = Workload::new(Corpus::built_in(), 24, 256);
+        let workload = Workload::new(Corpus::built_in(), 24, 256, Grid::Every(8_192));
         let cold = workload.cold();
         let mut residues: Vec<_> = cold.iter().map(|p| p.ids.len() % 256).collect();
         residues.sort_unstable();
@@ -181,7 +207,7 @@ mod tests {
 
     #[test]
     fn tails_part_right_behind_the_shared_prefix() {
-        let workload = Workload::new(Corpus::built_in(), 6, 256);
+        let workload = Workload::new(Corpus::built_in(), 6, 256, Grid::Every(8_192));
         let outputs = vec![vec![7; 32]; 6];
         let third = workload.resumed(&outputs);
         for (first, third) in workload.cold().iter().zip(&third) {

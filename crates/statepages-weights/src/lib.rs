@@ -1,0 +1,27 @@
+//! DeepSeek-V4 (DSV4) weights in their published form: a directory of `config.json` and safetensors
+//! files with the public tensor names.
+//!
+//! | stored as | dtype | scales, in the tensor's `.scale` |
+//! | --- | --- | --- |
+//! | fp8 | `F8_E4M3` `[n, k]` | `F8_E8M0` `[ceil(n / 128), ceil(k / 128)]` |
+//! | fp4, experts only | `I8` `[n, k / 2]`, the even column in the low four bits | `F8_E8M0` `[n, k / 32]` |
+//! | plain | `BF16`, `F32` | none |
+//! | ids | `I64`, `I32` | none |
+//!
+//! [`Published::open`] checks names, dtypes and byte ranges of all files and the room that the model
+//! takes before any tensor is read; tensors are then read one at a time, with positioned reads, as
+//! the model asks for them. [`write_published`] is the other direction.
+
+mod config;
+mod error;
+mod form;
+mod header;
+mod memory;
+mod source;
+mod write;
+
+pub use error::OpenError;
+pub use form::{RoundedTensors, WeightForm};
+pub use memory::available_memory;
+pub use source::Published;
+pub use write::{WriteError, write_published};

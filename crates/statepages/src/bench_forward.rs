@@ -1,0 +1,342 @@
+//! `statepages bench forward`: speed of the built-in model's forward, alone, against the speed of its
+//! own matrix products.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use serde_json::{Value, json};
+use statepages_copy::HostArena;
+use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
+use statepages_model::{
+    Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SeededTensors, SequenceChunk,
+    Weights, forward_flops,
+};
+use statepages_page::{ImageRule, PageId, Pages, SlotId};
+use statepages_weights::{RoundedTensors, WeightForm};
+
+use crate::args::{Indexer, Kv};
+
+/// Format of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightFormat {
+    /// 32-bit, all of them
+    F32,
+    /// 16-bit, all of them
+    Bf16,
+    /// As published: fp4 experts, fp8 projections, the others 16-bit
+    Published,
+}
+
+/// Flags of `bench forward`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchForwardArgs {
+    /// Worker threads of the forward; 0 takes every core
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Prompt lengths
+    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
+    pub(crate) lengths: Vec<u32>,
+    /// Requests of a decode batch
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_name = "N")]
+    pub(crate) batches: Vec<u32>,
+    /// Tokens of a prefill chunk
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
+    pub(crate) chunk: usize,
+    /// Row format of KV; without it, bf16 and fp8
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<Kv>,
+    /// Row format of the indexer; without it, that of KV
+    #[arg(long, value_enum, requires = "kv")]
+    pub(crate) indexer: Option<Indexer>,
+    /// Format of the built-in model's weights; without it, all
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<WeightFormat>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Products are repeated for as long as this, in seconds.
+const PRODUCT_SECONDS: f64 = 0.5;
+/// Steps of a decode measurement.
+const DECODE_STEPS: u32 = 32;
+/// Decode is measured this often, and the fastest counts: others disturb, nobody helps.
+const DECODE_ROUNDS: usize = 3;
+
+/// One row of the table.
+struct Row {
+    kv: KvFormat,
+    indexer: IndexerFormat,
+    weights: WeightFormat,
+    tokens: u32,
+    /// Operations a second of matrix products, just before.
+    product_rate: f64,
+    prefill_seconds: f64,
+    /// Seconds of the prefill by phase.
+    phases: BTreeMap<&'static str, f64>,
+    /// Requests of a batch, and seconds of a step.
+    decode: Vec<(u32, f64)>,
+}
+
+pub(crate) fn run(args: &BenchForwardArgs) -> Result<()> {
+    if args.chunk == 0 || args.lengths.contains(&0) || args.batches.contains(&0) {
+        bail!("--chunk, --lengths, --batches: expected at least 1, got 0");
+    }
+    let threads = match NonZeroUsize::new(args.threads) {
+        Some(threads) => threads,
+        None => available_parallelism()?,
+    };
+    let all = [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Published];
+    let forms = args.weights.map_or(all.to_vec(), |form| vec![form]);
+    let rows = match args.kv {
+        Some(kv) => vec![(kv, args.indexer.unwrap_or(kv.indexer()))],
+        None => vec![(Kv::Bf16, Indexer::Bf16), (Kv::Fp8, Indexer::Fp8), (Kv::Fp8, Indexer::Fp4)],
+    };
+    let mut done = Vec::new();
+    for form in forms {
+        let kept = match form {
+            WeightFormat::F32 => WeightForm::F32,
+            WeightFormat::Bf16 => WeightForm::Bf16,
+            WeightFormat::Published => WeightForm::Published,
+        };
+        let mut source = RoundedTensors::new(SeededTensors::new(1), kept);
+        let weights = Arc::new(Weights::load(&ModelConfig::demo(), &mut source)?);
+        for &(kv, indexer) in &rows {
+            for &tokens in &args.lengths {
+                let mut bench = Bench::new(&weights, (kv, indexer), tokens, args, threads)?;
+                done.push(bench.row(form, args)?);
+                eprintln!("{}", summary(&done[done.len() - 1]));
+            }
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let rows: Vec<Value> = done.iter().map(to_json).collect();
+        writeln!(out, "{}", json!({ "threads": threads, "chunk": args.chunk, "rows": rows }))?;
+    } else {
+        writeln!(out, "{}", to_table(&done))?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    model: Model,
+    arena: HostArena,
+    geometry: Dsv4Geometry,
+    tokens: u32,
+    /// Pages of the prompt; each request of a decode batch has one more of its own.
+    blocks: u32,
+}
+
+impl Bench {
+    fn new(
+        weights: &Arc<Weights>,
+        (kv, indexer): (Kv, Indexer),
+        tokens: u32,
+        args: &BenchForwardArgs,
+        threads: NonZeroUsize,
+    ) -> Result<Self> {
+        let options = CacheOptions {
+            kv: kv.into(),
+            indexer: indexer.into(),
+            draft_tokens: 0,
+            block: BLOCK_TOKENS,
+            dcp_world_size: 1,
+            image: ImageRule::Live,
+        };
+        let geometry = Dsv4Geometry::new(&weights.config().cache, &options)?;
+        let run = RunOptions { isa: Isa::Auto, threads };
+        let model = Model::new(weights.clone(), &geometry, run)?;
+        let requests = args.batches.iter().copied().max().unwrap_or(1);
+        let blocks = (tokens + DECODE_STEPS).div_ceil(BLOCK_TOKENS.get());
+        let pages = Pages::new(blocks + requests);
+        let arena = HostArena::new(geometry.layout(), pages, requests)?;
+        Ok(Self { model, arena, geometry, tokens, blocks })
+    }
+
+    fn row(&mut self, weights: WeightFormat, args: &BenchForwardArgs) -> Result<Row> {
+        let product_rate = self.product_rate();
+        let (prefill_seconds, phases) = self.prefill(args.chunk)?;
+        let mut decode = Vec::new();
+        for &batch in &args.batches {
+            let mut best = f64::INFINITY;
+            for _ in 0..DECODE_ROUNDS {
+                best = best.min(self.decode(batch)?);
+            }
+            decode.push((batch, best));
+        }
+        let options = self.geometry.options();
+        Ok(Row {
+            kv: options.kv,
+            indexer: options.indexer,
+            weights,
+            tokens: self.tokens,
+            product_rate,
+            prefill_seconds,
+            phases,
+            decode,
+        })
+    }
+
+    /// Operations a second of the model's own matrix kernel on all of its threads.
+    fn product_rate(&mut self) -> f64 {
+        let (clock, mut flops) = (Instant::now(), 0);
+        while clock.elapsed().as_secs_f64() < PRODUCT_SECONDS {
+            flops += self.model.run_products();
+        }
+        flops as f64 / clock.elapsed().as_secs_f64()
+    }
+
+    fn prefill(&mut self, chunk: usize) -> Result<(f64, BTreeMap<&'static str, f64>)> {
+        let ids: Vec<u32> = (0..self.tokens).map(|i| i.wrapping_mul(2_654_435_761) >> 24).collect();
+        let pages: Vec<PageId> = (0..self.blocks).map(PageId::new).collect();
+        let (mut logits, mut phases) = (Logits::new(), BTreeMap::new());
+        let clock = Instant::now();
+        let mut last = Instant::now();
+        for (i, part) in ids.chunks(chunk).enumerate() {
+            let batch = [SequenceChunk {
+                slot: SlotId::new(0),
+                pages: &pages,
+                start: (i * chunk) as u32,
+                tokens: part,
+                before: None,
+                logits: LogitsWanted::Last,
+            }];
+            let mut ended = |phase: statepages_model::Phase| {
+                let now = Instant::now();
+                *phases.entry(phase.name()).or_insert(0.0) += (now - last).as_secs_f64();
+                last = now;
+            };
+            self.model.forward_phases(&mut ended, &mut self.arena, &batch, &mut logits)?;
+        }
+        Ok((clock.elapsed().as_secs_f64(), phases))
+    }
+
+    /// Seconds of a step of `batch` requests behind the prompt.
+    fn decode(&mut self, batch: u32) -> Result<f64> {
+        for slot in 1..batch {
+            self.arena.move_slot(SlotId::new(0), SlotId::new(slot));
+        }
+        let mut tables =
+            vec![(0..self.blocks).map(PageId::new).collect::<Vec<_>>(); batch as usize];
+        for (table, slot) in tables.iter_mut().zip(0..) {
+            table[self.blocks as usize - 1] = PageId::new(self.blocks + slot);
+        }
+        let (mut logits, clock) = (Logits::new(), Instant::now());
+        for step in 0..DECODE_STEPS {
+            let pieces: Vec<SequenceChunk<'_>> = (0..batch)
+                .map(|slot| SequenceChunk {
+                    slot: SlotId::new(slot),
+                    pages: &tables[slot as usize],
+                    start: self.tokens + step,
+                    tokens: &[42],
+                    before: None,
+                    logits: LogitsWanted::Last,
+                })
+                .collect();
+            self.model.forward(&mut self.arena, &pieces, &mut logits)?;
+        }
+        Ok(clock.elapsed().as_secs_f64() / f64::from(DECODE_STEPS))
+    }
+}
+
+impl Row {
+    fn prefill_rate(&self) -> f64 {
+        f64::from(self.tokens) / self.prefill_seconds
+    }
+
+    /// Share of the products' rate that the prefill reaches.
+    fn prefill_share(&self) -> f64 {
+        let flops = forward_flops(&ModelConfig::demo(), 0, self.tokens) as f64;
+        flops / self.prefill_seconds / self.product_rate
+    }
+
+    fn decode_share(&self, batch: u32, seconds: f64) -> f64 {
+        let flops = forward_flops(&ModelConfig::demo(), self.tokens, 1) * u64::from(batch);
+        flops as f64 / seconds / self.product_rate
+    }
+}
+
+fn weights_name(weights: WeightFormat) -> &'static str {
+    match weights {
+        WeightFormat::F32 => "f32",
+        WeightFormat::Bf16 => "bf16",
+        WeightFormat::Published => "published",
+    }
+}
+
+fn to_json(row: &Row) -> Value {
+    let decode = |&(batch, seconds): &(u32, f64)| {
+        json!({
+            "batch": batch,
+            "tokens_per_s": f64::from(batch) / seconds,
+            "share_of_matrix_rate": row.decode_share(batch, seconds),
+        })
+    };
+    let shares: BTreeMap<_, _> =
+        row.phases.iter().map(|(name, seconds)| (*name, seconds / row.prefill_seconds)).collect();
+    json!({
+        "weights": weights_name(row.weights),
+        "kv": row.kv.name(),
+        "indexer": row.indexer.name(),
+        "tokens": row.tokens,
+        "matrix_gflops": row.product_rate / 1e9,
+        "prefill_tokens_per_s": row.prefill_rate(),
+        "prefill_share_of_matrix_rate": row.prefill_share(),
+        "prefill_phase_shares": shares,
+        "decode": row.decode.iter().map(decode).collect::<Vec<_>>(),
+    })
+}
+
+fn summary(row: &Row) -> String {
+    format!(
+        "{} weights, {}/{} rows, {} tokens: {:.0} tokens/s",
+        weights_name(row.weights),
+        row.kv.name(),
+        row.indexer.name(),
+        row.tokens,
+        row.prefill_rate(),
+    )
+}
+
+fn to_table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "weights",
+        "rows",
+        "tokens",
+        "prefill/s",
+        "share",
+        "decode/s by batch",
+        "time",
+    ]);
+    for row in rows {
+        let decode: Vec<String> = row
+            .decode
+            .iter()
+            .map(|&(batch, seconds)| format!("{batch}: {:.0}", f64::from(batch) / seconds))
+            .collect();
+        let share = |(name, seconds): (&&str, &f64)| {
+            format!("{name} {:.0} %", 100.0 * seconds / row.prefill_seconds)
+        };
+        let phases: Vec<String> = row.phases.iter().map(share).collect();
+        table.add_row([
+            weights_name(row.weights).to_owned(),
+            format!("{}/{}", row.kv.name(), row.indexer.name()),
+            row.tokens.to_string(),
+            format!("{:.0}", row.prefill_rate()),
+            format!("{:.0} %", 100.0 * row.prefill_share()),
+            decode.join(", "),
+            phases.join(", "),
+        ]);
+    }
+    table.to_string()
+}

@@ -1,0 +1,86 @@
+//! The command on other number formats and on published weights.
+
+use std::num::NonZeroUsize;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use statepages_model::{ModelConfig, SeededTensors};
+use statepages_weights::{WeightForm, write_published};
+
+fn statepages(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_statepages"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command starts")
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = statepages(args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
+}
+
+#[test]
+fn the_demo_resumes_bit_for_bit_on_fp8_and_fp4_rows() {
+    let args = ["demo", "--requests", "3", "--kv", "fp8", "--indexer", "fp4", "--json"];
+    let results = json(&args);
+    assert_eq!(results["ok"], true);
+    assert_eq!(results["outputs_identical"], results["requests"]);
+    let resumed = &results["rounds"][1];
+    assert_eq!(resumed["resumable_tokens"], resumed["realised_tokens"]);
+    assert!(resumed["realised_tokens"].as_u64() > Some(0));
+}
+
+#[test]
+fn published_weights_are_served_and_their_faults_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("a name");
+    let mut source = SeededTensors::new(20_260);
+    let (config, shards) = (ModelConfig::demo(), NonZeroUsize::new(2).expect("two"));
+    let mut write = |form| write_published(directory.path(), &config, &mut source, form, shards);
+    let generate = |more: &[&str]| {
+        let args = ["generate", "--prompt", "The page pool", "--max-tokens", "12", "--json"];
+        json(&[&args[..], more].concat())["token_ids"].clone()
+    };
+    // The built-in model's own weights, written and read, give its own words.
+    write(WeightForm::F32).expect("written");
+    assert_eq!(generate(&["--model", path]), generate(&[]));
+    write(WeightForm::Published).expect("written");
+    let fp8 = ["--model", path, "--kv", "fp8", "--indexer", "fp8"];
+    assert_eq!(generate(&fp8), generate(&[&fp8[..], &["--threads", "3"]].concat()));
+
+    let shard = directory.path().join("model-00002-of-00002.safetensors");
+    std::fs::remove_file(shard).expect("the file is there");
+    let output = statepages(&["generate", "--prompt", "x", "--model", path]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(errors.contains("--model") && errors.contains("00002-of-00002"), "{errors}");
+}
+
+#[test]
+fn bench_forward_says_rates_and_shares() {
+    let args = "bench forward --lengths 40,300 --batches 1,3 --weights published --kv fp8 --json";
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let table = json(&args);
+    let rows = table["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    for (row, tokens) in rows.iter().zip([40, 300]) {
+        assert_eq!(row["tokens"], tokens);
+        assert_eq!(row["indexer"], "fp8");
+        for field in ["matrix_gflops", "prefill_tokens_per_s", "prefill_share_of_matrix_rate"] {
+            assert!(row[field].as_f64() > Some(0.0), "{field}");
+        }
+        let phases = row["prefill_phase_shares"].as_object().expect("phases");
+        let sum: f64 = phases.values().filter_map(Value::as_f64).sum();
+        assert!(sum > 0.8 && sum <= 1.0, "phases leave no gaps: {sum}");
+        let batches: Vec<u64> = row["decode"]
+            .as_array()
+            .expect("batches")
+            .iter()
+            .filter_map(|one| one["batch"].as_u64())
+            .collect();
+        assert_eq!(batches, [1, 3]);
+    }
+}
