@@ -15,8 +15,7 @@ fn worlds_are_clean() {
             Err(failure) => panic!("seed {seed}: {:#?}", shrink(*failure)),
         }
     }
-    println!("{}", tally.table());
-    assert!(resumed > 0);
+    assert!(resumed > 0, "{}", tally.table());
 }
 
 /// Which word the failure starts with says which audit saw the bug.

@@ -155,7 +155,7 @@ mod tests {
                 r#"{"round":"cold","request":0,"kind":"shared","prompt":[1],"output":[2]}"#.to_owned();
             let end = (from + len).min(text.len());
             text.replace_range(from.min(end)..end, &put);
-            let rounds = parse(&text).unwrap_or_default();
+            let rounds = parse(&text, "m").unwrap_or_default();
             prop_assert!(rounds.iter().all(|(_, entries)| !entries.is_empty()));
         }
     }
