@@ -212,15 +212,9 @@ pub(crate) enum Indexer {
     F32,
 }
 
-/// Flags of `geometry`.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct GeometryArgs {
-    /// A published model
-    #[arg(long, value_enum, required_unless_present = "config", conflicts_with = "config")]
-    pub(crate) model: Option<ModelName>,
-    /// A model's config.json
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+/// Flags that decide what pages, slots and images of a model measure.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct LayoutArgs {
     /// Row format of KV
     #[arg(long, value_enum, default_value_t = Kv::Fp8)]
     pub(crate) kv: Kv,
@@ -230,12 +224,25 @@ pub(crate) struct GeometryArgs {
     /// Draft tokens a step may verify; widens every ring
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) draft_tokens: u32,
-    /// Tokens of a block
-    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
-    pub(crate) block_size: u32,
     /// Which bytes of a slot a checkpoint keeps
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,
+}
+
+/// Flags of `geometry`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GeometryArgs {
+    /// A published model
+    #[arg(long, value_enum, required_unless_present = "config", conflicts_with = "config")]
+    pub(crate) model: Option<ModelName>,
+    /// A model's config.json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
+    /// Tokens of a block
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    pub(crate) block_size: u32,
     /// Device memory for pages and slots, such as 80GiB
     #[arg(long, value_name = "SIZE", requires = "max_seqs", allow_hyphen_values = true)]
     pub(crate) memory: Option<ByteSize>,
@@ -312,18 +319,8 @@ pub(crate) struct BenchCopyArgs {
     /// A published model
     #[arg(long, value_enum, default_value = "v4-pro")]
     pub(crate) model: ModelName,
-    /// Row format of KV
-    #[arg(long, value_enum, default_value_t = Kv::Fp8)]
-    pub(crate) kv: Kv,
-    /// Row format of the indexer
-    #[arg(long, value_enum, default_value_t = Indexer::Fp8)]
-    pub(crate) indexer: Indexer,
-    /// Draft tokens a step may verify; widens every ring
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) draft_tokens: u32,
-    /// Which bytes of a slot an image holds
-    #[arg(long, value_enum, default_value_t = Image::Live)]
-    pub(crate) image: Image,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
     /// Images of a batch; a row for each
     #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "N,N")]
     pub(crate) images: Vec<u32>,

@@ -86,12 +86,12 @@ pub(crate) fn run(args: &BenchCopyArgs) -> Result<()> {
         bail!("--images and --rounds: expected at least 1");
     }
     let options = CacheOptions {
-        kv: args.kv.into(),
-        indexer: args.indexer.into(),
-        draft_tokens: args.draft_tokens,
+        kv: args.layout.kv.into(),
+        indexer: args.layout.indexer.into(),
+        draft_tokens: args.layout.draft_tokens,
         block: BLOCK_TOKENS,
         dcp_world_size: 1,
-        image: args.image.into(),
+        image: args.layout.image.into(),
     };
     let layout = Dsv4Geometry::new(&preset(args.model), &options)?.layout().clone();
     let sizes = sizes(args, &layout);

@@ -27,12 +27,12 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
     let block = BlockSize::new(args.block_size)
         .ok_or_else(|| anyhow!("--block-size: expected at least 1, got 0"))?;
     let options = CacheOptions {
-        kv: args.kv.into(),
-        indexer: args.indexer.into(),
-        draft_tokens: args.draft_tokens,
+        kv: args.layout.kv.into(),
+        indexer: args.layout.indexer.into(),
+        draft_tokens: args.layout.draft_tokens,
         block,
         dcp_world_size: 1,
-        image: args.image.into(),
+        image: args.layout.image.into(),
     };
     let geometry = Dsv4Geometry::new(&config, &options).with_context(|| match &args.config {
         Some(path) => format!("--config: {}", path.display()),
