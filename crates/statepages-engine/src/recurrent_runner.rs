@@ -222,7 +222,6 @@ impl RecurrentRunner {
     }
 
     fn spoil(&mut self, batch: &StepBatch) {
-        let block = self.model.block.get() as usize;
         for op in &batch.ops.stores {
             for &unit in batch.ops.units(op.units) {
                 self.arena.page_mut(0, unit).fill(0xee);
@@ -234,8 +233,7 @@ impl RecurrentRunner {
         for row in &batch.rows {
             self.arena.slot_mut(1, row.slot).fill(0xee);
             for position in row.start.index()..row.end().index() {
-                let page = row.pages[position / block];
-                self.arena.page_mut(1, page)[position % block * LANE..][..LANE].fill(0xee);
+                self.entry_mut(row, 1, position).fill(0xee);
             }
         }
     }

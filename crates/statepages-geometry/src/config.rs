@@ -178,17 +178,6 @@ impl CacheConfig {
         }
     }
 
-    /// The preset of that name: `v4-pro`, `v4-flash`, `v4-flash-dspark` or `mini`.
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "v4-pro" => Some(Self::v4_pro()),
-            "v4-flash" => Some(Self::v4_flash()),
-            "v4-flash-dspark" => Some(Self::v4_flash_dspark()),
-            "mini" => Some(Self::mini()),
-            _ => None,
-        }
-    }
-
     /// Two first layers, then CSA and HCA in turn up to a last CSA layer, then window-only draft
     /// layers.
     fn published(layers: u32, draft_layers: DraftLayers, drafts: u32, first: [u32; 2]) -> Self {
