@@ -49,10 +49,21 @@ pub struct Placement {
     pub block: BlockSize,
     /// Spacing of the grid reason and of decode spacing.
     pub interval: CheckpointInterval,
+    /// Which reasons count.
+    pub scope: Scope,
     /// Tokens the forward after a checkpoint must have.
     pub room: SuccessorRoom,
     /// Whether forwards may run past accepted tokens.
     pub speculation: Speculation,
+}
+
+/// Which reasons count for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them.
+    Every,
+    /// What its admission asked for, and what costs no cut: demand and prompt end.
+    Asked,
 }
 
 /// A prefill chunk `(start, end]` that the budget would allow.
@@ -93,6 +104,12 @@ pub enum Ahead {
 }
 
 impl Placement {
+    /// The same rule for a request of another scope.
+    #[must_use]
+    pub const fn within(self, scope: Scope) -> Self {
+        Self { scope, ..self }
+    }
+
     /// The largest boundary an identical or longer prompt of `n` tokens can resume at: `p <= n - 1`,
     /// because the last token's logits must be computed.
     pub fn resumable_cap(&self, n: Tokens) -> Boundary {
@@ -176,7 +193,7 @@ impl Placement {
         if at == prompt {
             return Some(KeepReason::PromptEnd);
         }
-        let CheckpointInterval::Grid(interval) = self.interval else { return None };
+        let CheckpointInterval::Grid(interval) = self.ahead_interval() else { return None };
         let far = at.saturating_sub(last_kept.tokens()).get()
             >= self.block.boundary_after(interval).get();
         let forks = matches!(self.room, SuccessorRoom::Tokens(1..));
@@ -198,7 +215,7 @@ impl Placement {
                 prompt.saturating_sub(Tokens::new(1)).min(prompt.saturating_sub(Tokens::new(room)))
             }
         };
-        let grid = match self.interval {
+        let grid = match self.ahead_interval() {
             CheckpointInterval::Grid(interval) => {
                 let step = self.block.boundary_after(interval).get();
                 let next = u64::from(start.get() / step + 1) * u64::from(step);
@@ -206,11 +223,22 @@ impl Placement {
             }
             CheckpointInterval::AnchorsOnly | CheckpointInterval::Off => None,
         };
-        let anchor = Some(self.block.boundary_floor(limit));
+        let anchor = match self.scope {
+            Scope::Every => Some(self.block.boundary_floor(limit)),
+            Scope::Asked => None,
+        };
         [(KeepReason::Demand, demand), (KeepReason::Anchor, anchor), (KeepReason::Grid, grid)]
             .into_iter()
             .filter_map(|(reason, boundary)| Some((reason, boundary?)))
             .filter(move |(_, boundary)| *boundary > Boundary::ZERO && boundary.tokens() <= limit)
+    }
+
+    /// Spacing of what is kept ahead of need.
+    const fn ahead_interval(&self) -> CheckpointInterval {
+        match self.scope {
+            Scope::Every => self.interval,
+            Scope::Asked => CheckpointInterval::AnchorsOnly,
+        }
     }
 
     const fn has_room(&self, next_forward: u32) -> bool {
