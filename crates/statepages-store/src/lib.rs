@@ -43,6 +43,7 @@ mod restores;
 mod room;
 mod runtime;
 mod slots;
+mod value;
 mod victim;
 
 pub use admission::{Admit, AdmitReport, AdmitRequest, Hit, LossReason, Losses, Lost, Refusal};
@@ -56,10 +57,14 @@ pub use counters::{Counters, Fates, Gauges};
 pub use events::{EventDrain, KvEvent};
 pub use groups::{GroupPin, GroupPool, HandOver, Resume, TakenGroup};
 pub use keys::PromptKeys;
-pub use placement::{Ahead, Chunk, KeepReason, Placement, Progress, Speculation};
+pub use placement::{Ahead, Chunk, KeepReason, Placement, Progress, Scope, Speculation};
 pub use receipt::{Outcome, Receipt};
 pub use residency::{Residency, Scratch};
 pub use runtime::{
     CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError, WireValue,
 };
-pub use victim::{Notice, Purpose, ReferenceOrder, Removal, Victim, VictimPolicy, VictimView};
+pub use value::{PolicyReport, Spending, Statepages};
+pub use victim::{
+    KeepPlan, Notice, PlanRequest, Purpose, ReferenceOrder, Removal, StorePurpose, Victim,
+    VictimPolicy, VictimView,
+};
