@@ -174,8 +174,7 @@ fn shuffled(count: u64, seed: u64) -> Vec<u64> {
 #[test]
 fn explore() {
     let Ok(dir) = std::env::var("EXPLORE") else { return };
-    let lens: Vec<u32> =
-        dir.split(',').map(|x| x.trim().parse::<u32>().unwrap() / 4).collect();
+    let lens: Vec<u32> = dir.split(',').map(|x| x.trim().parse::<u32>().unwrap() / 4).collect();
     for pages in [70_000u32, 50_000, 30_000] {
         for mode in ["file", "shuffled"] {
             for policy in ["statepages"] {
@@ -188,14 +187,19 @@ fn explore() {
                 print!("{pages} {mode} {policy}:");
                 let start = std::time::Instant::now();
                 for round in 0..8u64 {
-                    let set = if round < 2 { 0 } else if round < 4 { 1 } else { 2 };
+                    let set = if round < 2 {
+                        0
+                    } else if round < 4 {
+                        1
+                    } else {
+                        2
+                    };
                     let order = if mode == "file" {
                         (0..lens.len() as u64).collect()
                     } else {
                         shuffled(lens.len() as u64, round)
                     };
-                    let prompts =
-                        order.iter().map(|&i| text(set * 100_000 + i, lens[i as usize]));
+                    let prompts = order.iter().map(|&i| text(set * 100_000 + i, lens[i as usize]));
                     let r = lab.round(prompts);
                     print!(
                         " [{:.1}/{:.1} img {} ev {} or {}]",

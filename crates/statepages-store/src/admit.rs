@@ -80,6 +80,7 @@ impl ControlPlane {
         let plan = self.keep_plan(keys, &hit);
         let demand = plan.demand.filter(|_| self.image_fits(taken, 1, record));
         let losses = self.losses(&hit, chain, claims);
+        let resumed = record.map(|record| self.store.image(record).reason);
 
         // Past this point nothing fails.
         let slot = self.slots.take(hit.resumable.tokens()).expect("a slot is free");
@@ -109,7 +110,8 @@ impl ControlPlane {
         let published = blocks - fresh;
         let residency =
             Residency { request: id, slot, pages, era: self.era, published: published.get() };
-        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, scope: plan.scope, losses }))
+        let scope = plan.scope;
+        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, resumed, scope, losses }))
     }
 
     /// Asks the policy what the prefill is cut for.

@@ -393,7 +393,11 @@ impl CheckpointStore {
     }
 
     /// Takes away every key. `gone` hears of each READY record, in the order of the slab.
-    pub(crate) fn clear(&mut self, pool: &mut PagePool, mut gone: impl FnMut(CheckpointId, ContentKey)) {
+    pub(crate) fn clear(
+        &mut self,
+        pool: &mut PagePool,
+        mut gone: impl FnMut(CheckpointId, ContentKey),
+    ) {
         self.ready.clear();
         self.copying.clear();
         for index in 0..u32::try_from(self.records.len()).expect("records fit u32") {

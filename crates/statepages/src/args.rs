@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use statepages_cuda::KernelShape;
 
 use crate::bench_forward::BenchForwardArgs;
+use crate::replay_args::ReplayArgs;
 use crate::size::ByteSize;
 
 /// Resumable state checkpoints in KV-cache pages. Without a command: `demo`.
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Geometry(GeometryArgs),
     /// Run the whole engine under every fault, audited after each event
     Sim(SimArgs),
+    /// Replay traffic through the control plane, with nothing computed, and compare policies
+    Replay(ReplayArgs),
     /// Measure parts of the system
     #[command(subcommand)]
     Bench(Bench),

@@ -73,11 +73,8 @@ impl Ages {
     /// next one like the one before.
     pub(crate) fn new(classes: usize, family: usize) -> Self {
         let blank = Class { trials: [Trials::default(); SPANS], worth: [0.0; SPANS] };
-        let mut ages = Self {
-            classes: vec![blank; classes],
-            family,
-            pooled: [Trials::default(); SPANS],
-        };
+        let mut ages =
+            Self { classes: vec![blank; classes], family, pooled: [Trials::default(); SPANS] };
         ages.refresh();
         ages
     }
@@ -126,7 +123,8 @@ impl Class {
     /// How much more often the class is asked for than `belief` has it, over all its trials.
     fn keenness(&self, belief: &[f64; SPANS]) -> f64 {
         let asked: f64 = self.trials.iter().map(|trials| trials.asked).sum();
-        let believed: f64 = self.trials.iter().zip(belief).map(|(t, chance)| t.count * chance).sum();
+        let believed: f64 =
+            self.trials.iter().zip(belief).map(|(t, chance)| t.count * chance).sum();
         (asked + TRIALS_ENOUGH) / (believed + TRIALS_ENOUGH)
     }
 }
@@ -202,7 +200,8 @@ mod tests {
         for span in 1..LAST {
             assert!(unknown.worth(0, span) < unknown.worth(0, span - 1), "span {span}");
         }
-        let falling = worth(&chances(|span| 0.5 / f64::from(STARTS[span] + 1) * width(span).min(1.0)));
+        let falling =
+            worth(&chances(|span| 0.5 / f64::from(STARTS[span] + 1) * width(span).min(1.0)));
         for span in 1..SPANS {
             assert!(falling[span] <= falling[span - 1], "span {span}: {falling:?}");
         }

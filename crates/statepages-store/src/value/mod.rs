@@ -134,7 +134,14 @@ impl Statepages {
     }
 
     /// An image for `key` is wanted, which lies `blocks` into a path that is new after `known`.
-    fn want(&mut self, key: ContentKey, reason: KeepReason, blocks: usize, known: usize, total: u64) {
+    fn want(
+        &mut self,
+        key: ContentKey,
+        reason: KeepReason,
+        blocks: usize,
+        known: usize,
+        total: u64,
+    ) {
         if self.directory.find(key).is_none() {
             self.directory.want(key, reason);
             let bundle = blocks.saturating_sub(known) as u64 + u64::from(self.units);
@@ -142,7 +149,13 @@ impl Statepages {
         }
     }
 
-    fn ready(&mut self, key: ContentKey, checkpoint: CheckpointId, page: PageId, reason: KeepReason) {
+    fn ready(
+        &mut self,
+        key: ContentKey,
+        checkpoint: CheckpointId,
+        page: PageId,
+        reason: KeepReason,
+    ) {
         let entry = self.directory.find(key).unwrap_or_else(|| self.directory.want(key, reason));
         let node = self.tree.node(page).expect("the key of a READY image is found");
         let before = self.tree.image_before(node);
@@ -190,7 +203,6 @@ impl Statepages {
         let resident = self.directory.resident(cheapest).expect("what is ranked is resident");
         (own > level).then_some(Victim::Checkpoint(resident.checkpoint))
     }
-
 }
 
 impl VictimPolicy for Statepages {
@@ -219,7 +231,8 @@ impl VictimPolicy for Statepages {
             let at = keys.key(known - 1);
             let blocks = u32::try_from(known).expect("blocks of a request fit u32");
             let boundary = block.boundary_after(Pages::new(blocks));
-            let served = self.directory.find(at).is_some_and(|e| self.directory.resident(e).is_some());
+            let served =
+                self.directory.find(at).is_some_and(|e| self.directory.resident(e).is_some());
             if !served && boundary > hit.resumable {
                 self.want(at, KeepReason::Demand, known, 0, total);
             }

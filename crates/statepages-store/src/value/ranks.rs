@@ -174,9 +174,14 @@ mod tests {
 
     #[test]
     fn a_bargain_is_told_to_half_an_octave() {
-        for (saves, alone, units, expected) in
-            [(41, 41, 4, 5), (4, 0, 4, 6), (8, 0, 4, 8), (1, 1, 17, 0), (480, 0, 4, 15), (0, 0, 4, 0)]
-        {
+        for (saves, alone, units, expected) in [
+            (41, 41, 4, 5),
+            (4, 0, 4, 6),
+            (8, 0, 4, 8),
+            (1, 1, 17, 0),
+            (480, 0, 4, 15),
+            (0, 0, 4, 0),
+        ] {
             let bundle = Bundle { saves: Pages::new(saves), alone: Pages::new(alone) };
             let bargain = Bargain::of(bundle, units);
             assert_eq!(usize::from(bargain.0), expected, "{bundle:?} and {units} units");

@@ -115,14 +115,7 @@ impl Tree {
         let index = self.absent.pop().expect("no more blocks are found than there are pages");
         let node = &mut self.nodes[index as usize];
         let generation = node.generation;
-        *node = Node {
-            page,
-            parent,
-            depth: depth.get(),
-            generation,
-            cover: 0,
-            image: None,
-        };
+        *node = Node { page, parent, depth: depth.get(), generation, cover: 0, image: None };
         assert_eq!(self.pages[page.index()].node, None, "{page} holds one block");
         self.pages[page.index()].node = Some(index);
     }
@@ -283,11 +276,15 @@ impl Tree {
     /// Audits counts and orders in O(n).
     pub(crate) fn check(&self) {
         let mut covers = vec![0; self.nodes.len()];
-        let live = |index: usize| self.pages[self.nodes[index].page.index()].node == Some(index as u32);
+        let live =
+            |index: usize| self.pages[self.nodes[index].page.index()].node == Some(index as u32);
         for index in 0..self.nodes.len() {
             let node = &self.nodes[index];
             covers[index] += u32::from(node.image.is_some());
-            if live(index) && node.cover > 0 && let Some(parent) = self.parent(index as u32) {
+            if live(index)
+                && node.cover > 0
+                && let Some(parent) = self.parent(index as u32)
+            {
                 covers[parent as usize] += 1;
             }
         }

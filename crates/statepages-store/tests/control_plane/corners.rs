@@ -3,8 +3,8 @@
 use statepages_page::{Boundary, CheckpointId, Pages, RequestId};
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, ControlPlaneConfig,
-    Filed, KeepPlan, KeepReason, KvEvent, LossReason, Notice, PlanRequest, PolicyReport, Purpose, Released, Relocate, Retire, Victim,
-    VictimPolicy, VictimView,
+    Filed, KeepPlan, KeepReason, KvEvent, LossReason, Notice, PlanRequest, PolicyReport, Purpose,
+    Released, Relocate, Retire, Victim, VictimPolicy, VictimView,
 };
 
 use crate::support::{BLOCK, RecordsFirst, Rig, at, config, keys, keys_in, prompt, tokens};

@@ -6,9 +6,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitReport, AdmitRequest, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
-    ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome, PlanRequest, PolicyReport, PromptKeys, Purpose,
-    Receipt, ReferenceOrder, Refusal, Residency, Schedulers, Speculation, StateRuntime,
-    StateTransfer, Victim, VictimPolicy, VictimView,
+    ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome, PlanRequest,
+    PolicyReport, PromptKeys, Purpose, Receipt, ReferenceOrder, Refusal, Residency, Schedulers,
+    Speculation, StateRuntime, StateTransfer, Victim, VictimPolicy, VictimView,
 };
 
 pub(crate) const BLOCK: u32 = 4;

@@ -10,8 +10,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitRequest, Ahead, Append, BackendOrder, CheckpointInterval, Chunk, ControlPlane,
-    ControlPlaneConfig, KeepPlan, Notice, Outcome, PlanRequest, PolicyReport, Progress,
-    PromptKeys, Purpose, Receipt, ReferenceOrder, Relocate, Residency, Retire, Statepages, Victim, VictimPolicy, VictimView,
+    ControlPlaneConfig, KeepPlan, Notice, Outcome, PlanRequest, PolicyReport, Progress, PromptKeys,
+    Purpose, Receipt, ReferenceOrder, Relocate, Residency, Retire, Statepages, Victim,
+    VictimPolicy, VictimView,
 };
 
 use crate::support::{BLOCK, config, keys_in};
