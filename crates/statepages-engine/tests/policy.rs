@@ -163,13 +163,13 @@ fn scramble(mut z: u64) -> u64 {
 
 /// `len` tokens that no other `text` has.
 fn text(text: u64, len: u32) -> Vec<u32> {
-    (0..len).map(|at| (scramble(text << 32 | u64::from(at)) >> 35) as u32).collect()
+    (0..len).map(|at| (scramble((text << 32) | u64::from(at)) >> 35) as u32).collect()
 }
 
 fn shuffled(count: u64, seed: u64) -> Vec<u64> {
     let mut order: Vec<u64> = (0..count).collect();
     for i in (1..order.len()).rev() {
-        order.swap(i, (scramble(seed << 20 | i as u64) % (i as u64 + 1)) as usize);
+        order.swap(i, (scramble((seed << 20) | i as u64) % (i as u64 + 1)) as usize);
     }
     order
 }
@@ -181,7 +181,7 @@ const PROMPTS: u64 = 660;
 
 fn prompt(set: u64, index: u64) -> Vec<u32> {
     let blocks = 36 + scramble(index) % 11;
-    text(set << 20 | index, (4 * blocks + 1 + index % 4) as u32)
+    text((set << 20) | index, (4 * blocks + 1 + index % 4) as u32)
 }
 
 /// Two rounds of some prompts and two of others: what the second of each realises, in percent.
@@ -215,7 +215,8 @@ fn a_loop_longer_than_the_pool_keeps_what_fits_and_gives_way_to_the_next() {
 #[test]
 fn the_reference_keeps_nothing_of_such_a_loop() {
     let mut lab = Lab::new(Setup { pages: 25_000, ..LOOP }, Box::new(ReferenceOrder));
-    assert_eq!(rounds(&mut lab, |_| (0..PROMPTS).collect()), [0.0, 0.0]);
+    let realised = rounds(&mut lab, |_| (0..PROMPTS).collect());
+    assert!(realised.iter().all(|&percent| percent < 0.1), "{realised:?}");
 }
 
 #[test]
@@ -266,8 +267,8 @@ fn after_cold_traffic_shared_prefixes_are_served_within_two_hundred_requests() {
     lab.round((0..1_000).map(|index| prompt(1, index)));
     // Eight prefixes in turn, each with a tail of its own.
     let shared = |at: u64| {
-        let mut tokens = text(5 << 20 | at % 8, 32 * 4);
-        tokens.extend(text(6 << 20 | at, 8));
+        let mut tokens = text((5 << 20) | (at % 8), 32 * 4);
+        tokens.extend(text((6 << 20) | at, 8));
         tokens
     };
     lab.round((0..180).map(shared));

@@ -151,8 +151,7 @@ fn prior(span: usize) -> f64 {
 fn worth(chances: &[f64; SPANS]) -> [f64; SPANS] {
     array::from_fn(|from| {
         let (mut left, mut asked, mut held, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
-        for span in from..SPANS {
-            let chance = chances[span];
+        for (span, &chance) in chances.iter().enumerate().skip(from) {
             held += left * width(span) * (1.0 - chance / 2.0);
             asked += left * chance;
             left *= 1.0 - chance;

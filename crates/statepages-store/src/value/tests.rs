@@ -150,11 +150,12 @@ proptest! {
                     naive.blocks.remove(&id);
                     naive.settle(&order);
                 }
-                Act::Cached { page: at } if naive.at(at).is_some() => {
-                    if naive.cached.insert(at) {
-                        tree.cached(page(at));
-                        naive.settle(&[at]);
-                    }
+                Act::Cached { page: at }
+                    if naive.at(at).is_some() && !naive.cached.contains(&at) =>
+                {
+                    naive.cached.insert(at);
+                    tree.cached(page(at));
+                    naive.settle(&[at]);
                 }
                 Act::Uncached { page: at } if naive.cached.contains(&at) => {
                     naive.cached.remove(&at);
