@@ -176,7 +176,8 @@ impl CheckpointStore {
         self.ready.len()
     }
 
-    pub(crate) const fn evicting(&self) -> u32 {
+    /// Records without a key that a writer or reader still holds.
+    pub const fn evicting(&self) -> u32 {
         self.evicting
     }
 

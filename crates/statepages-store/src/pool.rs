@@ -175,6 +175,15 @@ impl PagePool {
         Some(PageId::new(id))
     }
 
+    /// Takes the given vacant page.
+    pub fn hold(&mut self, page: PageId) {
+        let state = &mut self.pages[page.index()];
+        assert_eq!(*state, Page::Vacant, "{page} is vacant");
+        *state = Page::Held;
+        self.vacant.remove(page.raw());
+        self.held += 1;
+    }
+
     /// Takes a cached page out of the order, so that a plan may count on it.
     pub fn set_aside(&mut self, page: PageId) {
         self.leave_cached(page, Page::Held);
@@ -309,6 +318,16 @@ impl PagePool {
         assert_eq!(*state, Page::Cached, "{page} is cached");
         *state = to;
         self.cached.remove(page.raw());
+    }
+
+    /// Whether a page is free and has no content.
+    pub fn is_vacant(&self, page: PageId) -> bool {
+        page.raw() < self.total && self.pages[page.index()] == Page::Vacant
+    }
+
+    /// Whether a page is taken and not yet given content.
+    pub fn is_held(&self, page: PageId) -> bool {
+        self.pages[page.index()] == Page::Held
     }
 
     /// Owner and piece number of a raw unit.
