@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use statepages_copy::{CopyBackend, CopyState};
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, Event,
-    KERNEL_SOURCE, KernelShape, Libraries, Probe, StagingLimits, Vendor,
+    KERNEL_SOURCE, KernelShape, Libraries, Passing, Probe, StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, StateLayout};
 
@@ -53,6 +53,7 @@ impl GpuArms {
             shape,
             checks: Checks::Host,
             staging: StagingLimits { batches: 4, images: sizes.images_max },
+            passing: Passing::Arguments,
             cache: cache_folder(),
             source,
         };
