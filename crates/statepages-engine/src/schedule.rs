@@ -8,19 +8,41 @@ use statepages_store::{Chunk, Placement};
 
 use crate::sequence::Place;
 
-/// Tokens a batch may still take.
+/// Which requests a batch takes together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passes {
+    /// Decodes first, then prefills and admissions with what they leave of the budget.
+    Mixed,
+    /// Prefills and admissions alone while there are any, else decodes alone: for comparison with
+    /// schedulers that keep the two apart.
+    PrefillFirst,
+}
+
+/// Tokens a batch may still take, and how its prefill was cut.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: Tokens,
+    chunks: u64,
+    cuts: u64,
 }
 
 impl Budget {
     pub(crate) const fn new(tokens: Tokens) -> Self {
-        Self { left: tokens }
+        Self { left: tokens, chunks: 0, cuts: 0 }
     }
 
     pub(crate) fn is_spent(&self) -> bool {
         self.left == Tokens::ZERO
+    }
+
+    /// Prefill chunks taken.
+    pub(crate) const fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Of these, chunks that end on a boundary to be kept, before budget or prefill would end them.
+    pub(crate) const fn cuts(&self) -> u64 {
+        self.cuts
     }
 
     /// Takes one decode.
@@ -53,6 +75,8 @@ impl Budget {
         });
         assert!(start < end, "a chunk makes progress");
         self.left -= end - start;
+        self.chunks += 1;
+        self.cuts += u64::from(end < start + room);
         Some(end)
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use statepages_page::{Boundary, RequestId, Tokens};
 
 use crate::keys::PromptKeys;
+use crate::placement::KeepReason;
 use crate::residency::Residency;
 
 /// A request that wants a slot and pages for all the tokens it has to prefill.
@@ -61,6 +62,8 @@ pub struct AdmitReport {
     /// The boundary a checkpoint is wanted at, where the KV hit reached further than the state hit
     /// and an image still fits.
     pub demand: Option<Boundary>,
+    /// Why the checkpoint that is resumed from was kept; `None` where nothing is resumed.
+    pub resumed: Option<KeepReason>,
     /// Where the tokens that are not resumed went: `hit.resumable + losses == hit.full`.
     pub losses: Losses,
 }

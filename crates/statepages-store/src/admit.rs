@@ -78,6 +78,7 @@ impl ControlPlane {
         let wanted = hit.wanted > hit.resumable;
         let demand = (wanted && self.image_fits(taken, 1, record)).then_some(hit.wanted);
         let losses = self.losses(&hit, chain, claims);
+        let resumed = record.map(|record| self.store.image(record).reason);
 
         // Past this point nothing fails.
         let slot = self.slots.take(hit.resumable.tokens()).expect("a slot is free");
@@ -106,7 +107,7 @@ impl ControlPlane {
         let published = blocks - fresh;
         let residency =
             Residency { request: id, slot, pages, era: self.era, published: published.get() };
-        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, losses }))
+        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, resumed, losses }))
     }
 
     /// Walks the prompt's blocks as far as they are found.

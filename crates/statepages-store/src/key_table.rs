@@ -11,7 +11,7 @@ type Next = Option<NonZeroU32>;
 
 /// Multimap of keys over the indices `0..capacity`.
 #[derive(Debug)]
-pub(crate) struct KeyTable {
+pub struct KeyTable {
     heads: Vec<Next>,
     nodes: Vec<Node>,
     len: u32,
@@ -23,8 +23,10 @@ struct Node {
     next: Next,
 }
 
+#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 impl KeyTable {
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// An empty table for the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
         let heads = (capacity as usize).next_power_of_two();
         Self {
             heads: vec![None; heads],
@@ -33,7 +35,8 @@ impl KeyTable {
         }
     }
 
-    pub(crate) const fn len(&self) -> u32 {
+    /// Indices in the table.
+    pub const fn len(&self) -> u32 {
         self.len
     }
 
@@ -42,7 +45,8 @@ impl KeyTable {
         (size_of_val(&*self.heads) + size_of_val(&*self.nodes)) as u64
     }
 
-    pub(crate) fn insert(&mut self, key: u128, index: u32) {
+    /// Leads `key` to an index that is in no chain.
+    pub fn insert(&mut self, key: u128, index: u32) {
         let head = self.head(key);
         self.nodes[index as usize] = Node { key, next: self.heads[head] };
         self.heads[head] = NonZeroU32::new(index + 1);
@@ -50,7 +54,7 @@ impl KeyTable {
     }
 
     /// Takes out an index that is in the table.
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub fn remove(&mut self, index: u32) {
         let Node { key, next } = self.nodes[index as usize];
         let head = self.head(key);
         let mut at = self.heads[head].expect("the index is in its chain");
@@ -70,12 +74,13 @@ impl KeyTable {
         self.len -= 1;
     }
 
-    pub(crate) fn get(&self, key: u128) -> Option<u32> {
+    /// The index that `key` leads to, the latest inserted first.
+    pub fn get(&self, key: u128) -> Option<u32> {
         self.all(key).next()
     }
 
     /// Every index under `key`.
-    pub(crate) fn all(&self, key: u128) -> impl Iterator<Item = u32> {
+    pub fn all(&self, key: u128) -> impl Iterator<Item = u32> {
         let first = self.heads[self.head(key)];
         std::iter::successors(first, |at| self.nodes[(at.get() - 1) as usize].next)
             .map(|at| at.get() - 1)
@@ -83,11 +88,12 @@ impl KeyTable {
     }
 
     /// Key of an index that is in the table.
-    pub(crate) fn key(&self, index: u32) -> u128 {
+    pub fn key(&self, index: u32) -> u128 {
         self.nodes[index as usize].key
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Takes out everything.
+    pub fn clear(&mut self) {
         self.heads.fill(None);
         self.len = 0;
     }

@@ -6,7 +6,7 @@
 
 /// Doubly linked ring over the indices `0..capacity`.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub struct Order {
     links: Vec<Link>,
     len: u32,
 }
@@ -18,7 +18,8 @@ struct Link {
 }
 
 impl Order {
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// An empty queue over the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
         let root = Link { before: capacity, after: capacity };
         Self { links: vec![root; capacity as usize + 1], len: 0 }
     }
@@ -31,7 +32,8 @@ impl Order {
         self.len
     }
 
-    pub(crate) fn push_back(&mut self, index: u32) {
+    /// Links an index that is not linked, at the end.
+    pub fn push_back(&mut self, index: u32) {
         let root = self.root();
         let last = self.links[root as usize].before;
         self.links[index as usize] = Link { before: last, after: root };
@@ -41,7 +43,7 @@ impl Order {
     }
 
     /// Removes a linked index. Its own links stay as they were, for [`Self::put_back`].
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub fn remove(&mut self, index: u32) {
         let Link { before, after } = self.links[index as usize];
         self.links[before as usize].after = after;
         self.links[after as usize].before = before;
@@ -56,17 +58,19 @@ impl Order {
         self.len += 1;
     }
 
-    pub(crate) fn first(&self) -> Option<u32> {
+    /// The index linked longest ago.
+    pub fn first(&self) -> Option<u32> {
         self.after(self.root())
     }
 
     /// The index behind a linked one.
-    pub(crate) fn after(&self, index: u32) -> Option<u32> {
+    pub fn after(&self, index: u32) -> Option<u32> {
         let after = self.links[index as usize].after;
         (after != self.root()).then_some(after)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+    /// Linked indices, the first linked ahead.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.first(), |&index| self.after(index))
     }
 }
