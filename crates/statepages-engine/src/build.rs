@@ -235,6 +235,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let place = Place {
             prefill: sequence.len(),
             demand: report.demand,
+            scope: report.scope,
             last_kept: report.hit.resumable,
             unasked: None,
         };
@@ -273,7 +274,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let (running, keys) = sequence.running_mut().expect("it runs");
         let place = &mut running.place;
         let Some(at) = place.unasked.take() else { return };
-        let kept = self.control.placement().keep(&Progress {
+        let kept = self.control.placement().within(place.scope).keep(&Progress {
             at,
             prompt: place.prefill,
             demand: place.demand,

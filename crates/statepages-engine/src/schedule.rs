@@ -67,7 +67,7 @@ impl Budget {
             return None;
         }
         let room = self.left.min(place.prefill - start);
-        let end = placement.chunk_end(&Chunk {
+        let end = placement.within(place.scope).chunk_end(&Chunk {
             start,
             end: start + room,
             prompt: place.prefill,
@@ -84,7 +84,7 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use statepages_page::{BlockSize, Boundary, Pages};
-    use statepages_store::{CheckpointInterval, Speculation, SuccessorRoom};
+    use statepages_store::{CheckpointInterval, Scope, Speculation, SuccessorRoom};
 
     use super::*;
 
@@ -92,6 +92,7 @@ mod tests {
         Placement {
             block: BlockSize::new(4).unwrap(),
             interval,
+            scope: Scope::Every,
             room: SuccessorRoom::Tokens(0),
             speculation: Speculation::Off,
         }
@@ -101,6 +102,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(prefill),
             demand: Some(Boundary::from_raw(8)),
+            scope: Scope::Every,
             last_kept: Boundary::ZERO,
             unasked: None,
         };
@@ -140,6 +142,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(4),
             demand: None,
+            scope: Scope::Every,
             last_kept: Boundary::ZERO,
             unasked: None,
         };

@@ -25,6 +25,8 @@ pub struct RoundFigures {
     pub round: u32,
     /// Requests.
     pub requests: u64,
+    /// Prompts that no pool of this size can hold: left out of every other figure.
+    pub too_long: u64,
     /// Tokens asked for.
     pub full_tokens: u64,
     /// Of these, tokens whose blocks were found.
@@ -56,6 +58,9 @@ pub struct RoundFigures {
     pub bytes_read: Bytes,
     /// What became of what placement asked for.
     pub fates: Fates,
+    /// The admission since which no image is cut or given up for ahead of need, as it stands at the
+    /// end of the round; counted over all rounds, `None` where images are paid for.
+    pub adapted_at_request: Option<u64>,
     /// Asked and realised tokens of each hundred requests, in the order of sending.
     pub windows: Vec<Window>,
     /// Nanoseconds spent in the engine: see [`crate::replay`].
@@ -77,6 +82,7 @@ impl RoundFigures {
             workload: workload.to_owned(),
             round,
             requests: 0,
+            too_long: 0,
             full_tokens: 0,
             kv_hit_tokens: 0,
             wanted_tokens: 0,
@@ -92,6 +98,7 @@ impl RoundFigures {
             images_read: [0; KEEP_REASONS.len()],
             bytes_read: Bytes::new(0),
             fates: Fates::default(),
+            adapted_at_request: None,
             windows: vec![Window::default(); requests.div_ceil(WINDOW)],
             control_plane_ns: 0,
         }

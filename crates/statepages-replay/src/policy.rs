@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use statepages_engine::Passes;
 use statepages_page::{BlockSize, CheckpointId, PageId, Pages, Tokens};
 use statepages_store::{
-    CheckpointInterval, Notice, Purpose, ReferenceOrder, Victim, VictimPolicy, VictimView,
+    CheckpointInterval, KeepPlan, Notice, PlanRequest, PolicyReport, Purpose, ReferenceOrder,
+    Statepages, Victim, VictimPolicy, VictimView,
 };
 
 /// Spacing of the grid where nothing else is said.
@@ -21,6 +22,9 @@ pub enum Policy {
     /// State at every reason that placement has; pages and checkpoints are given up in one order, the
     /// least recently used first.
     Lru,
+    /// The project's own: images ranked by the reads that their class gives at their age, loose blocks
+    /// first, and nothing cut or given up for images that go unread.
+    Statepages,
 }
 
 impl Policy {
@@ -29,14 +33,16 @@ impl Policy {
         match self {
             Self::Reference => "reference",
             Self::Lru => "lru",
+            Self::Statepages => "statepages",
         }
     }
 
-    /// Its victims, for a pool of `pages`.
-    pub(crate) fn victims(self, pages: Pages) -> Box<dyn VictimPolicy> {
+    /// Its victims, for a pool of `pages` and images of `units`.
+    pub(crate) fn victims(self, pages: Pages, units: Pages) -> Box<dyn VictimPolicy> {
         match self {
             Self::Reference => Box::new(ReferenceOrder),
             Self::Lru => Box::new(RecencyOrder::new(pages)),
+            Self::Statepages => Box::new(Statepages::new(pages, units)),
         }
     }
 
@@ -45,7 +51,7 @@ impl Policy {
         let grid = block.blocks_floor(GRID).max(Pages::new(1));
         match self {
             Self::Reference => CheckpointInterval::GridAndDemand(grid),
-            Self::Lru => CheckpointInterval::Grid(grid),
+            Self::Lru | Self::Statepages => CheckpointInterval::Grid(grid),
         }
     }
 
@@ -53,7 +59,7 @@ impl Policy {
     pub(crate) const fn passes(self) -> Passes {
         match self {
             Self::Reference => Passes::PrefillFirst,
-            Self::Lru => Passes::Mixed,
+            Self::Lru | Self::Statepages => Passes::Mixed,
         }
     }
 }
@@ -100,5 +106,18 @@ impl VictimPolicy for RecencyOrder {
             (_, Some(checkpoint)) => Some(Victim::Checkpoint(checkpoint)),
             (page, None) => page.map(Victim::Page),
         }
+    }
+
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+
+    fn check(&self) {
+        let used = self.pages.iter().chain(self.checkpoints.values());
+        assert!(used.max() <= Some(&self.uses), "a use lies ahead of its count");
     }
 }

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use statepages_engine::{
     Engine, EngineParts, Event, FinishReason, LogitsReport, NullRunner, Output, Passes, Progress,
-    RawLimits, Request, Sampling, Stop,
+    RawLimits, Refusal, Request, Sampling, Stop,
 };
 use statepages_page::{BlockSize, Bytes, Pages, RequestId, StateLayout};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
-    Counters, Schedulers, Speculation, StateRuntime, StateTransfer,
+    Counters, PolicyReport, Schedulers, Speculation, Spending, StateRuntime, StateTransfer,
 };
 
 use crate::error::ReplayError;
@@ -72,6 +72,8 @@ pub struct Phase<'a> {
     pub trace: &'a Trace,
     /// Times that they are sent.
     pub rounds: u32,
+    /// When they are sent.
+    pub pace: Pace,
 }
 
 /// A finished replay.
@@ -81,6 +83,8 @@ pub struct Run {
     pub rounds: Vec<RoundFigures>,
     /// Totals of the control plane over all rounds.
     pub counters: Counters,
+    /// What the policy says of itself at the end.
+    pub policy: Option<PolicyReport>,
     /// Units of an image.
     pub units_per_checkpoint: Pages,
     /// Bytes of an image.
@@ -92,7 +96,6 @@ pub fn replay(
     server: &Server,
     phases: &[Phase<'_>],
     order: Order,
-    pace: Pace,
     seed: u64,
     watch: &Watch<'_>,
 ) -> Result<Run, ReplayError> {
@@ -105,11 +108,12 @@ pub fn replay(
         for round in 1..=phase.rounds {
             let mut order = order.of(&phase.trace.asks, seed, u64::from(round));
             keep_turns(&phase.trace.asks, &mut order);
-            rounds.push(replay.round(phase.trace, round, &order, pace, watch)?);
+            rounds.push(replay.round(phase, round, &order, watch)?);
         }
     }
     let counters = replay.engine.snapshot().counters;
-    Ok(Run { rounds, counters, units_per_checkpoint: units, image_bytes: image })
+    let policy = replay.engine.control().policy_report();
+    Ok(Run { rounds, counters, policy, units_per_checkpoint: units, image_bytes: image })
 }
 
 fn engine(server: &Server, spec: CheckpointSpec) -> Result<Engine<Scripted>, ReplayError> {
@@ -132,7 +136,7 @@ fn engine(server: &Server, spec: CheckpointSpec) -> Result<Engine<Scripted>, Rep
         schedulers: Schedulers::Unified,
         events_max: 0,
     };
-    let control = ControlPlane::new(config, policy.victims(*pages))?;
+    let control = ControlPlane::new(config, policy.victims(*pages, layout.units_per_checkpoint()))?;
     let vocab = u32::MAX;
     let limits = RawLimits {
         max_num_batched_tokens: u64::from(*batched_tokens),
@@ -224,12 +228,12 @@ impl Round<'_> {
 impl Replay {
     fn round(
         &mut self,
-        trace: &Trace,
+        phase: &Phase<'_>,
         number: u32,
         order: &[usize],
-        pace: Pace,
         watch: &Watch<'_>,
     ) -> Result<RoundFigures, ReplayError> {
+        let Phase { trace, pace, .. } = *phase;
         let timed = matches!(pace, Pace::Times { .. });
         if timed && let Some(index) = trace.asks.iter().position(|ask| ask.arrival.is_none()) {
             return Err(ReplayError::NoArrival { workload: trace.name.clone(), index });
@@ -257,6 +261,11 @@ impl Replay {
         assert!(round.queue.is_empty(), "a prompt is held back for ever");
         let after = self.engine.snapshot();
         round.figures.close(&before, &after, self.image);
+        let report = self.engine.control().policy_report();
+        round.figures.adapted_at_request = report.and_then(|report| match report.ahead {
+            Spending::Paying => None,
+            Spending::Thrifty { since } => Some(since),
+        });
         Ok(round.figures)
     }
 
@@ -298,12 +307,13 @@ impl Replay {
             let computing = u64::from(tokens.get()) * 1_000_000 / tokens_per_s.max(1);
             round.clock_us += computing.max(batch_us);
         }
-        let mut finished = Vec::new();
+        let (mut finished, mut too_long) = (Vec::new(), Vec::new());
         while let Some(output) = self.engine.next_output() {
             match output {
                 Output::Finished { request, reason, usage } => {
                     finished.push((request, reason, usage));
                 }
+                Output::Refused { request, why: Refusal::TooLong { .. } } => too_long.push(request),
                 Output::Refused { request, why } => {
                     let (_, index) = round.open[&request];
                     let workload = round.trace.name.clone();
@@ -313,15 +323,15 @@ impl Replay {
             }
         }
         round.figures.control_plane_ns += (watch.now)() - begun;
+        round.figures.too_long += too_long.len() as u64;
+        for request in too_long {
+            self.close(round, request);
+        }
         for (request, reason, usage) in finished {
-            let (sent, index) = round.open.remove(&request).expect("what finished was sent");
+            let (sent, index) = self.close(round, request);
             if reason != FinishReason::MaxTokens {
                 let workload = round.trace.name.clone();
                 return Err(ReplayError::Unfinished { workload, index, end: reason.to_string() });
-            }
-            self.engine.runner_mut().forget(request);
-            if let Some(session) = round.trace.asks[index].session {
-                round.busy.remove(&session);
             }
             round.figures.finished(sent, &usage);
             let done = round.figures.requests;
@@ -330,5 +340,15 @@ impl Replay {
             }
         }
         Ok(())
+    }
+
+    /// A request has ended: its script is over, and the next turn of its session may be sent.
+    fn close(&mut self, round: &mut Round<'_>, request: RequestId) -> (usize, usize) {
+        let (sent, index) = round.open.remove(&request).expect("what ends was sent");
+        self.engine.runner_mut().forget(request);
+        if let Some(session) = round.trace.asks[index].session {
+            round.busy.remove(&session);
+        }
+        (sent, index)
     }
 }

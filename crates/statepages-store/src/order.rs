@@ -28,6 +28,11 @@ impl Order {
         u32::try_from(self.links.len() - 1).expect("an order's capacity fits u32")
     }
 
+    /// Bytes held, used or not.
+    pub(crate) const fn bytes(&self) -> u64 {
+        size_of_val(self.links.as_slice()) as u64
+    }
+
     pub(crate) const fn len(&self) -> u32 {
         self.len
     }

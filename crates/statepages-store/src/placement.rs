@@ -49,10 +49,21 @@ pub struct Placement {
     pub block: BlockSize,
     /// Spacing of the grid reason and of decode spacing.
     pub interval: CheckpointInterval,
+    /// Which reasons count.
+    pub scope: Scope,
     /// Tokens the forward after a checkpoint must have.
     pub room: SuccessorRoom,
     /// Whether forwards may run past accepted tokens.
     pub speculation: Speculation,
+}
+
+/// Which reasons count for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them.
+    Every,
+    /// What its admission asked for, and what costs no cut: demand and prompt end.
+    Asked,
 }
 
 /// A prefill chunk `(start, end]` that the budget would allow.
@@ -93,6 +104,12 @@ pub enum Ahead {
 }
 
 impl Placement {
+    /// The same rule for a request of another scope.
+    #[must_use]
+    pub const fn within(self, scope: Scope) -> Self {
+        Self { scope, ..self }
+    }
+
     /// The largest boundary an identical or longer prompt of `n` tokens can resume at: `p <= n - 1`,
     /// because the last token's logits must be computed.
     pub fn resumable_cap(&self, n: Tokens) -> Boundary {
@@ -203,20 +220,24 @@ impl Placement {
             let next = u64::from(start.get() / step + 1) * u64::from(step);
             u32::try_from(next).ok().map(Boundary::from_raw)
         });
-        let anchor = self.keeps_ends().then(|| self.block.boundary_floor(limit));
+        let ahead = self.scope == Scope::Every && self.keeps_ends();
+        let anchor = ahead.then(|| self.block.boundary_floor(limit));
         [(KeepReason::Demand, demand), (KeepReason::Anchor, anchor), (KeepReason::Grid, grid)]
             .into_iter()
             .filter_map(|(reason, boundary)| Some((reason, boundary?)))
             .filter(move |(_, boundary)| *boundary > Boundary::ZERO && boundary.tokens() <= limit)
     }
 
-    /// Spacing of the grid, where there is one.
+    /// Spacing of what is kept ahead of need, where there is a grid.
     const fn grid(&self) -> Option<Pages> {
-        match self.interval {
-            CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval) => {
-                Some(interval)
+        match (self.scope, self.interval) {
+            (
+                Scope::Every,
+                CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval),
+            ) => Some(interval),
+            (Scope::Asked, _) | (_, CheckpointInterval::AnchorsOnly | CheckpointInterval::Off) => {
+                None
             }
-            CheckpointInterval::AnchorsOnly | CheckpointInterval::Off => None,
         }
     }
 

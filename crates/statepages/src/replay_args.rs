@@ -34,6 +34,8 @@ pub(crate) enum PolicyName {
     Reference,
     /// One order of last use for pages and checkpoints
     Lru,
+    /// The project's own
+    Statepages,
 }
 
 /// In which order prompts are sent.
@@ -189,6 +191,7 @@ impl From<PolicyName> for Policy {
         match name {
             PolicyName::Reference => Self::Reference,
             PolicyName::Lru => Self::Lru,
+            PolicyName::Statepages => Self::Statepages,
         }
     }
 }

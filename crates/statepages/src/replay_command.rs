@@ -49,20 +49,18 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let base = server(args)?;
     let traces = traces(args, &watch)?;
     let phases: Vec<Phase<'_>> =
-        traces.iter().map(|trace| Phase { trace, rounds: args.rounds }).collect();
-    let shares = args.pages.iter().any(|size| matches!(size, PoolSize::Percent(_)));
-    let units = base.layout.units_per_checkpoint();
-    let working_set = shares.then(|| Extent::of(&traces, base.block).pages(units));
+        traces.iter().map(|trace| Phase { trace, rounds: args.rounds, pace: pace(args) }).collect();
+    let extent = Extent::of(&traces, base.block);
+    let working_set = extent.pages(base.layout.units_per_checkpoint());
     let mut outcomes = Vec::new();
     for &size in &args.pages {
         let pages = match size {
             PoolSize::Pages(pages) => pages,
             PoolSize::Percent(share) => {
-                let all = working_set.expect("measured where a share is asked for");
-                let pages = (all as f64 * share / 100.0).ceil();
+                let pages = (working_set as f64 * share / 100.0).ceil();
                 if pages > f64::from(POOL_PAGES_MAX) {
                     bail!(
-                        "--pages: expected at most {POOL_PAGES_MAX} pages, got {size:?} of {all}"
+                        "--pages: expected at most {POOL_PAGES_MAX} pages, got {share}% of {working_set}"
                     );
                 }
                 pages as u32
@@ -71,14 +69,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         for &policy in &args.policy {
             let server = Server { pages: Pages::new(pages), policy: policy.into(), ..base.clone() };
             bar.set_prefix(format!("{} on {pages} pages", server.policy.name()));
-            let run = replay(&server, &phases, order(args), pace(args), args.seed, &watch)?;
+            let run = replay(&server, &phases, order(args), args.seed, &watch)?;
             outcomes.push(Outcome { policy: server.policy.name(), pages, run });
         }
     }
     bar.finish_and_clear();
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", to_json(args, &outcomes))?;
+        writeln!(out, "{}", to_json(args, &extent, &outcomes))?;
     } else {
         writeln!(out, "{}", to_table(&outcomes))?;
     }
@@ -230,14 +228,16 @@ fn rounded(percent: f64) -> f64 {
     (percent * 1e2).round() / 1e2
 }
 
-fn to_json(args: &ReplayArgs, outcomes: &[Outcome]) -> Value {
+fn to_json(args: &ReplayArgs, extent: &Extent, outcomes: &[Outcome]) -> Value {
     let runs = outcomes.iter().map(|Outcome { policy, pages, run }| {
         json!({
             "policy": policy,
             "pages": pages,
             "units_per_checkpoint": run.units_per_checkpoint.get(),
             "image_bytes": run.image_bytes.get(),
-            "adapted_at_request": Value::Null,
+            "adapted_at_request": run.rounds.iter().find_map(|round| round.adapted_at_request),
+            "policy_bytes": run.policy.map(|policy| policy.bytes.get()),
+            "ghost_bytes": run.policy.map(|policy| policy.ghost_bytes.get()),
             "control_plane_s": seconds(run.rounds.iter().map(|r| r.control_plane_ns).sum()),
             "rounds": run.rounds.iter().map(round_json).collect::<Vec<_>>(),
         })
@@ -246,6 +246,8 @@ fn to_json(args: &ReplayArgs, outcomes: &[Outcome]) -> Value {
         "max_seqs": args.max_seqs,
         "max_batched_tokens": args.max_batched_tokens,
         "seed": args.seed,
+        "distinct_blocks": extent.blocks,
+        "distinct_anchors": extent.anchors,
         "runs": runs.collect::<Vec<_>>(),
     })
 }
@@ -264,6 +266,7 @@ fn round_json(round: &RoundFigures) -> Value {
         "workload": round.workload,
         "round": round.round,
         "requests": round.requests,
+        "too_long": round.too_long,
         "full_tokens": round.full_tokens,
         "kv_hit_tokens": round.kv_hit_tokens,
         "wanted_tokens": round.wanted_tokens,
@@ -288,6 +291,7 @@ fn round_json(round: &RoundFigures) -> Value {
             "evicted": round.fates.evicted,
             "orphaned": round.fates.orphaned,
         },
+        "adapted_at_request": round.adapted_at_request,
         "realised_percent_by_100": round
             .windows
             .iter()
