@@ -11,6 +11,7 @@ impl ControlPlane {
     pub fn check(&self) {
         self.pool.check();
         self.store.check(&self.pool);
+        self.policy.check();
         assert_eq!(self.pool.held(), 0, "no page is held between operations");
         let taken = self.slots.check();
         assert!(self.residents <= taken, "every residency has a slot");

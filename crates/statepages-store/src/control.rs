@@ -22,7 +22,7 @@ use statepages_page::{
     Tokens,
 };
 
-use crate::checkpoint::CheckpointStore;
+use crate::checkpoint::{CheckpointStore, RecordIndex};
 use crate::config::Schedulers;
 use crate::config::{BackendOrder, Caching, CheckpointInterval, ConfigError, ControlPlaneConfig};
 use crate::counters::{Counters, Gauges};
@@ -31,7 +31,7 @@ use crate::index::{Block, PrefixIndex, Publish, Trace};
 use crate::keys::PromptKeys;
 use crate::order::Order;
 use crate::pending::Pending;
-use crate::placement::Placement;
+use crate::placement::{Placement, Scope};
 use crate::pool::{Afterlife, PagePool, RetireTop, Unshare};
 use crate::receipt::Cargo;
 use crate::residency::Residency;
@@ -39,6 +39,7 @@ use crate::restores::Restores;
 use crate::room::Planned;
 use crate::runtime::StateTransfer;
 use crate::slots::{SlotBytes, SlotPool, SlotRelease};
+use crate::value::PolicyReport;
 use crate::victim::{Notice, VictimPolicy};
 
 /// The control plane. See the crate's head for the order of calls in a step.
@@ -215,6 +216,7 @@ impl ControlPlane {
         Placement {
             block: self.config.block,
             interval,
+            scope: Scope::Every,
             room: self.config.runtime.transfer().successor_room(),
             speculation: self.config.speculation,
         }
@@ -314,7 +316,8 @@ impl ControlPlane {
                 domain: keys.domain(),
                 tokens: keys.block_tokens(index),
             };
-            self.publish(residency.pages[index], &block);
+            let depth = Pages::new(u32::try_from(index + 1).expect("blocks of a request fit u32"));
+            self.publish(residency.pages[index], &block, depth);
         }
         residency.published = residency.published.max(u32::try_from(whole).expect("blocks fit"));
     }
@@ -354,14 +357,15 @@ impl ControlPlane {
             self.counters.forgotten += 1;
         }
         let policy = &mut self.policy;
-        self.store.clear(&mut self.pool, |checkpoint| {
-            policy.notice(&Notice::Removed { checkpoint, removal: crate::Removal::Reset });
+        self.store.clear(&mut self.pool, |checkpoint, key| {
+            policy.notice(&Notice::Removed { checkpoint, key, removal: crate::Removal::Reset });
         });
         while let Some(page) = self.pool.oldest_cached() {
             self.pool.vacate(page);
             self.policy.notice(&Notice::Uncached { page });
         }
         self.index.clear();
+        self.policy.notice(&Notice::Cleared);
         self.events.cleared();
         self.counters.resets += 1;
         self.era += 1;
@@ -392,6 +396,9 @@ impl ControlPlane {
             }
             RetireTop::Moved { from, to } => {
                 self.index.rename(from, to);
+                if self.index.key(to).is_some() {
+                    self.policy.notice(&Notice::Moved { from, to });
+                }
                 let tables = residents.iter_mut().map(|residency| &mut residency.pages);
                 let mut renamed = 0;
                 for page in tables.flatten().filter(|page| **page == from) {
@@ -446,6 +453,11 @@ impl ControlPlane {
         }
     }
 
+    /// What the policy knows of itself, where it keeps anything.
+    pub fn policy_report(&self) -> Option<PolicyReport> {
+        self.policy.report()
+    }
+
     /// Bytes that the prefix index holds for its lifetime.
     pub fn index_bytes(&self) -> Bytes {
         Bytes::new(self.index.bytes())
@@ -467,7 +479,7 @@ impl ControlPlane {
     }
 
     /// Makes a page the one that is found for a block.
-    fn publish(&mut self, page: PageId, block: &Block<'_>) {
+    fn publish(&mut self, page: PageId, block: &Block<'_>, depth: Pages) {
         let trace = self.trace_unfound(block.key);
         let mut published = self.index.publish(page, block, trace);
         if let Publish::Collision { holder } = published {
@@ -479,8 +491,14 @@ impl ControlPlane {
         match published {
             Publish::New => {
                 self.events.stored(block.key, block.parent, block.domain, block.tokens);
+                let (key, parent_key) = (block.key, block.parent);
+                let parent = parent_key.and_then(|key| self.index.page(key));
+                self.policy.notice(&Notice::Found { page, key, parent_key, parent, depth });
             }
-            Publish::Moved { from } => self.drop_content(from),
+            Publish::Moved { from } => {
+                self.policy.notice(&Notice::Moved { from, to: page });
+                self.drop_content(from);
+            }
             Publish::Collision { holder } => panic!("{holder} was unindexed"),
         }
     }
@@ -516,9 +534,16 @@ impl ControlPlane {
     /// Cancels the restore into a slot that no batch has carried yet, if there is one.
     fn cancel_restore(&mut self, slot: SlotId) {
         if let Some(record) = self.restores.remove(slot) {
-            self.store.unpin(record, &mut self.pool);
+            self.unpin(record);
             self.counters.restores_cancelled += 1;
         }
+    }
+
+    /// Gives a pin back.
+    pub(crate) fn unpin(&mut self, record: RecordIndex) {
+        let (checkpoint, key) = (self.store.id(record), self.store.image(record).key);
+        self.store.unpin(record, &mut self.pool);
+        self.policy.notice(&Notice::Unpinned { checkpoint, key });
     }
 
     /// Cancels the moves that would write a slot whose tenant goes, and frees what they would read.

@@ -14,7 +14,7 @@ type Next = Option<NonZeroU32>;
 /// Multimap of keys over the indices `0..capacity`, with a value for each index. Nodes are aligned
 /// as `A` is.
 #[derive(Debug)]
-pub(crate) struct KeyTable<V = (), A = ()> {
+pub struct KeyTable<V = (), A = ()> {
     heads: Vec<Next>,
     nodes: Vec<Node<V, A>>,
     len: u32,
@@ -31,12 +31,20 @@ struct Node<V, A> {
     _align: [A; 0],
 }
 
+impl KeyTable {
+    /// An empty table for the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        Self::with_values(capacity, ())
+    }
+}
+
+#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 impl<V: Copy, A: Copy> KeyTable<V, A> {
     /// Bytes of an index with its key, value and links.
     pub(crate) const NODE_BYTES: usize = size_of::<Node<V, A>>();
 
     /// An empty table, `blank` beside every index.
-    pub(crate) fn new(capacity: u32, blank: V) -> Self {
+    pub(crate) fn with_values(capacity: u32, blank: V) -> Self {
         let heads = (capacity as usize).next_power_of_two();
         let node = Node { key: 0, value: blank, next: None, before: None, _align: [] };
         Self { heads: vec![None; heads], nodes: vec![node; capacity as usize], len: 0 }
@@ -55,7 +63,8 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
         u32::try_from(self.nodes.len()).expect("indices fit u32")
     }
 
-    pub(crate) const fn len(&self) -> u32 {
+    /// Indices in the table.
+    pub const fn len(&self) -> u32 {
         self.len
     }
 
@@ -64,7 +73,8 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
         (size_of_val(&*self.heads) + size_of_val(&*self.nodes)) as u64
     }
 
-    pub(crate) fn insert(&mut self, key: u128, index: u32) {
+    /// Leads `key` to an index that is in no chain.
+    pub fn insert(&mut self, key: u128, index: u32) {
         let head = self.head(key);
         let this = NonZeroU32::new(index + 1);
         let next = std::mem::replace(&mut self.heads[head], this);
@@ -77,7 +87,7 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
     }
 
     /// Takes out an index that is in the table.
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub fn remove(&mut self, index: u32) {
         let Node { key, next, before, .. } = self.nodes[index as usize];
         if let Some(before) = before {
             self.nodes[slot(before)].next = next;
@@ -91,12 +101,13 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
         self.len = self.len.checked_sub(1).expect("only an index in the table is removed");
     }
 
-    pub(crate) fn get(&self, key: u128) -> Option<u32> {
+    /// The index that `key` leads to, the latest inserted first.
+    pub fn get(&self, key: u128) -> Option<u32> {
         self.all(key).next()
     }
 
     /// Every index under `key`.
-    pub(crate) fn all(&self, key: u128) -> impl Iterator<Item = u32> {
+    pub fn all(&self, key: u128) -> impl Iterator<Item = u32> {
         let first = self.heads[self.head(key)];
         std::iter::successors(first, |&at| self.nodes[slot(at)].next)
             .filter(move |&at| self.nodes[slot(at)].key == key)
@@ -104,11 +115,12 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
     }
 
     /// Key of an index that is in the table.
-    pub(crate) fn key(&self, index: u32) -> u128 {
+    pub fn key(&self, index: u32) -> u128 {
         self.nodes[index as usize].key
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Takes out everything.
+    pub fn clear(&mut self) {
         self.heads.fill(None);
         self.len = 0;
     }

@@ -16,7 +16,7 @@ const LANES: u32 = 12;
 
 /// Queue over the indices `0..capacity`.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub struct Order {
     nodes: Vec<Node>,
     /// Unlinked nodes, the latest on top.
     spare: Vec<u32>,
@@ -41,7 +41,8 @@ impl Order {
     /// The most indices whose places a `u32` can name.
     pub(crate) const CAPACITY_MAX: u32 = u32::MAX / LANES;
 
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// An empty queue over the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
         // Most nodes at once: one for each index, where every other lane was emptied.
         let root = capacity;
         let node =
@@ -59,11 +60,18 @@ impl Order {
         u32::try_from(self.nodes.len() - 1).expect("an order's capacity fits u32")
     }
 
+    /// Bytes held, used or not.
+    pub(crate) const fn bytes(&self) -> u64 {
+        let numbers = size_of_val(self.spare.as_slice()) + size_of_val(self.places.as_slice());
+        (size_of_val(self.nodes.as_slice()) + numbers) as u64
+    }
+
     pub(crate) const fn len(&self) -> u32 {
         self.len
     }
 
-    pub(crate) fn push_back(&mut self, index: u32) {
+    /// Queues an index that is not queued, at the end.
+    pub fn push_back(&mut self, index: u32) {
         let root = self.root();
         let mut last = self.nodes[root as usize].before;
         if last == root || u32::from(self.nodes[last as usize].used) == LANES {
@@ -83,7 +91,7 @@ impl Order {
     }
 
     /// Removes a queued index. It remembers its place, for [`Self::put_back`].
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub fn remove(&mut self, index: u32) {
         let front = self.nodes[self.root() as usize].after;
         let Node { indices, queued, .. } = &self.nodes[front as usize];
         let first = queued.trailing_zeros();
@@ -114,12 +122,13 @@ impl Order {
         self.len += 1;
     }
 
-    pub(crate) fn first(&self) -> Option<u32> {
+    /// The index queued longest ago.
+    pub fn first(&self) -> Option<u32> {
         self.first_of(self.nodes[self.root() as usize].after)
     }
 
     /// The index behind a queued one.
-    pub(crate) fn after(&self, index: u32) -> Option<u32> {
+    pub fn after(&self, index: u32) -> Option<u32> {
         let (at, lane) = self.place(index);
         let node = &self.nodes[at as usize];
         let behind = node.queued & (u16::MAX << lane << 1);
@@ -130,7 +139,8 @@ impl Order {
         }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+    /// Queued indices, the first queued ahead.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
         let first = self.nodes[self.root() as usize].after;
         Walk { order: self, at: first, left: self.nodes[first as usize].queued }
     }

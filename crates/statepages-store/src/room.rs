@@ -13,7 +13,9 @@ use crate::control::{ControlPlane, Images};
 use crate::index::Trace;
 use crate::pending::Source;
 use crate::slots::SlotRelease;
-use crate::victim::{Notice, Purpose, ReferenceOrder, Removal, Victim, VictimPolicy, VictimView};
+use crate::victim::{
+    Notice, Purpose, ReferenceOrder, Removal, StorePurpose, Victim, VictimPolicy, VictimView,
+};
 
 /// A victim of a plan, with the record that goes by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl ControlPlane {
     }
 
     /// Makes `units` pages vacant.
-    pub(crate) fn make_room(&mut self, units: u32) -> Room {
+    pub(crate) fn make_room(&mut self, units: u32, image: StorePurpose) -> Room {
         if self.pool.vacant() >= units {
             return Room::Made;
         }
@@ -72,7 +74,7 @@ impl ControlPlane {
         let mut gained = self.pool.vacant();
         let mut room = Room::Made;
         loop {
-            let Some(victim) = self.choose(Purpose::Store) else {
+            let Some(victim) = self.choose(Purpose::Store(image)) else {
                 room = Room::Declined;
                 break;
             };
@@ -101,7 +103,13 @@ impl ControlPlane {
 
     /// The policy's next victim; for live requests its refusal does not count.
     fn choose(&mut self, purpose: Purpose) -> Option<Victim> {
-        let view = VictimView { pool: &self.pool, store: &self.store, protected: None };
+        let view = VictimView {
+            pool: &self.pool,
+            store: &self.store,
+            index: &self.index,
+            block: self.config.block,
+            protected: None,
+        };
         let victim = match (self.policy.next_victim(&view, purpose), purpose) {
             (None, Purpose::Live) => ReferenceOrder.next_victim(&view, purpose),
             (answer, _) => answer,
@@ -193,9 +201,11 @@ impl ControlPlane {
             }
             Victim::Checkpoint(checkpoint) => {
                 let record = self.store.index_of(checkpoint);
-                self.index.set_trace(self.store.image(record).key, Trace::Evicted);
+                let key = self.store.image(record).key;
+                self.index.set_trace(key, Trace::Evicted);
                 self.store.evict(record, &mut self.pool);
-                self.policy.notice(&Notice::Removed { checkpoint, removal: Removal::Evicted });
+                let removal = Removal::Evicted;
+                self.policy.notice(&Notice::Removed { checkpoint, key, removal });
             }
         }
     }
@@ -207,6 +217,7 @@ impl ControlPlane {
             if trace != Trace::Never {
                 self.lose_key(key);
             }
+            self.policy.notice(&Notice::Lost { page });
         }
     }
 
@@ -222,7 +233,8 @@ impl ControlPlane {
             Unindexed::Nothing => {}
             Unindexed::Copying => lost = true,
             Unindexed::Ready(checkpoint) => {
-                self.policy.notice(&Notice::Removed { checkpoint, removal: Removal::Orphaned });
+                let removal = Removal::Orphaned;
+                self.policy.notice(&Notice::Removed { checkpoint, key, removal });
                 lost = true;
             }
         }

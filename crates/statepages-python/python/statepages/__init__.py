@@ -1,0 +1,1 @@
+"""Resumable state checkpoints in KV-cache pages."""
