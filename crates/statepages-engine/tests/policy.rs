@@ -177,7 +177,7 @@ fn explore() {
     let lens: Vec<u32> = dir.split(',').map(|x| x.trim().parse::<u32>().unwrap() / 4).collect();
     for pages in [70_000u32, 50_000, 30_000] {
         for mode in ["file", "shuffled"] {
-            for policy in ["statepages", "ref"] {
+            for policy in ["statepages"] {
                 let setup =
                     Setup { pages, units: 4, block: 64, seqs: 64, batched: 4096, outputs: 25 };
                 let mut lab = match policy {

@@ -7,11 +7,15 @@
 
 mod bug;
 mod compat;
+mod dlpack;
+mod foreign;
+mod native;
 
 use pyo3::prelude::*;
 
 /// The native half of the package.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    native::register(module)?;
     compat::register(module)
 }

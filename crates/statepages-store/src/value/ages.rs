@@ -35,13 +35,14 @@ pub(crate) const LAST: usize = SPANS - 1;
 /// traffic within a few hundred images; a chance of one half is then known to about 3 %.
 const TRIALS_MAX: f64 = 256.0;
 
-/// Trials that a class needs before its own figure counts as much as that of all classes together.
+/// Trials that a figure needs before it counts as much as what was believed before.
 const TRIALS_ENOUGH: f64 = 8.0;
 
 /// What is known of each class and span.
 #[derive(Debug)]
 pub(crate) struct Ages {
     classes: Vec<Class>,
+    family: usize,
     pooled: [Trials; SPANS],
 }
 
@@ -67,9 +68,13 @@ pub(crate) enum Trial {
 }
 
 impl Ages {
-    pub(crate) fn new(classes: usize) -> Self {
+    /// Figures of `classes` classes, of which each `family` in a row follow from one another: the first
+    /// of a family is taken to be like all classes together until its trials say otherwise, and each
+    /// next one like the one before.
+    pub(crate) fn new(classes: usize, family: usize) -> Self {
         let blank = Class { trials: [Trials::default(); SPANS], worth: [0.0; SPANS] };
-        let mut ages = Self { classes: vec![blank; classes], pooled: [Trials::default(); SPANS] };
+        let mut ages =
+            Self { classes: vec![blank; classes], family, pooled: [Trials::default(); SPANS] };
         ages.refresh();
         ages
     }
@@ -97,11 +102,14 @@ impl Ages {
     /// Computes the worth of each class and span anew.
     pub(crate) fn refresh(&mut self) {
         let pooled: [f64; SPANS] =
-            array::from_fn(|span| self.pooled[span].chance(prior(span), TRIALS_ENOUGH));
-        for class in &mut self.classes {
-            let chances =
-                array::from_fn(|span| class.trials[span].chance(pooled[span], TRIALS_ENOUGH));
-            class.worth = worth(&chances);
+            array::from_fn(|span| self.pooled[span].chance(prior(span), 1.0));
+        for family in self.classes.chunks_mut(self.family) {
+            let mut belief = pooled;
+            for class in family {
+                let keenness = class.keenness(&belief);
+                belief = array::from_fn(|span| class.trials[span].chance(belief[span], keenness));
+                class.worth = worth(&belief);
+            }
         }
     }
 
@@ -111,10 +119,21 @@ impl Ages {
     }
 }
 
+impl Class {
+    /// How much more often the class is asked for than `belief` has it, over all its trials.
+    fn keenness(&self, belief: &[f64; SPANS]) -> f64 {
+        let asked: f64 = self.trials.iter().map(|trials| trials.asked).sum();
+        let believed: f64 =
+            self.trials.iter().zip(belief).map(|(t, chance)| t.count * chance).sum();
+        (asked + TRIALS_ENOUGH) / (believed + TRIALS_ENOUGH)
+    }
+}
+
 impl Trials {
-    /// The chance, where `belief` counts as so many trials.
-    fn chance(&self, belief: f64, weight: f64) -> f64 {
-        (self.asked + weight * belief) / (self.count + weight)
+    /// The chance, where what is believed so far counts as a few trials.
+    fn chance(&self, belief: f64, keenness: f64) -> f64 {
+        let belief = (belief * keenness).min(1.0);
+        (self.asked + TRIALS_ENOUGH * belief) / (self.count + TRIALS_ENOUGH)
     }
 }
 
@@ -177,7 +196,7 @@ mod tests {
 
     #[test]
     fn falling_chances_and_no_knowledge_are_the_order_of_recency() {
-        let unknown = Ages::new(1);
+        let unknown = Ages::new(1, 1);
         for span in 1..LAST {
             assert!(unknown.worth(0, span) < unknown.worth(0, span - 1), "span {span}");
         }
@@ -190,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_figure_follows_its_traffic_and_a_class_without_trials_all_others() {
-        let mut ages = Ages::new(2);
+        let mut ages = Ages::new(2, 1);
         for _ in 0..1000 {
             ages.count(0, 3, Trial::Asked);
         }

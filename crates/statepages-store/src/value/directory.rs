@@ -116,7 +116,7 @@ impl Directory {
             reads: 0,
             life: Life::Absent,
         };
-        let ages = Ages::new(CLASSES);
+        let ages = Ages::new(CLASSES, READ_CLASSES);
         Self {
             entries: vec![blank; capacity as usize],
             absent: (0..capacity).rev().collect(),

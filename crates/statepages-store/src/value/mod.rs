@@ -216,8 +216,7 @@ impl VictimPolicy for Statepages {
 
         let cap_blocks = block.blocks_floor(cap.tokens()).index();
         let (known, onward) = self.known(keys, cap_blocks);
-        let kv_blocks = block.blocks_floor(hit.kv.tokens()).index();
-        let last = self.last_entry(keys, known.max(kv_blocks));
+        let last = self.last_entry(keys, cap_blocks);
         self.planned = last;
         if let Some(entry) = last {
             self.read(entry);
