@@ -53,7 +53,7 @@ struct Outcome {
 }
 
 enum Figures {
-    Run(Policy, Run),
+    Run(Policy, Box<Run>),
     Bounds(Vec<Bound>),
 }
 
@@ -145,7 +145,7 @@ impl<'a> Lab<'a> {
         if let Some(policy) = policy {
             let server = Server { pages, policy, ..server.clone() };
             let run = replay(&server, phases, order(args), args.seed, watch)?;
-            return Ok(Figures::Run(policy, run));
+            return Ok(Figures::Run(policy, Box::new(run)));
         }
         let history = history.as_ref().expect("made where a bound is asked for");
         let units = server.layout.units_per_checkpoint();
@@ -169,7 +169,9 @@ fn lines(outcomes: &[Outcome]) -> Vec<Line> {
             None => lines.push(Line { label: label.to_owned(), points: vec![(*pages, realised)] }),
         }
     }
-    lines.iter_mut().for_each(|line| line.points.sort_by_key(|point| point.0));
+    for line in &mut lines {
+        line.points.sort_by_key(|point| point.0);
+    }
     lines
 }
 
