@@ -149,9 +149,9 @@ impl CheckpointStore {
             records: vec![blank; records as usize],
             units: vec![PageId::new(0); records as usize * per as usize],
             absent: (0..records).rev().collect(),
-            ready: KeyTable::new(records),
-            copying: KeyTable::new(records),
-            ids: KeyTable::new(records),
+            ready: KeyTable::new(records, ()),
+            copying: KeyTable::new(records, ()),
+            ids: KeyTable::new(records, ()),
             recency: Order::new(records),
             writers: 0,
             evicting: 0,
@@ -583,6 +583,14 @@ impl CheckpointStore {
         assert_eq!(linked.len(), unpinned as usize, "the order holds what is eligible");
         assert!(linked.iter().all(|&index| self.evictable_state(index)));
         assert_eq!(self.ids.len() as usize + self.absent.len(), self.records.len());
+    }
+
+    /// Keys of COPYING and READY records, in the order of the slab.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.records
+            .iter()
+            .filter(|record| matches!(record.state, State::Copying | State::Ready { .. }))
+            .map(|record| record.image.key)
     }
 
     /// Keys of READY records, in the order of the slab.

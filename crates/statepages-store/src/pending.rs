@@ -51,7 +51,7 @@ impl Pending {
         Self {
             entries: vec![None; slots as usize],
             order: Order::new(slots),
-            keys: KeyTable::new(slots),
+            keys: KeyTable::new(slots, ()),
         }
     }
 
@@ -98,6 +98,11 @@ impl Pending {
             entry.is_some_and(|entry| entry.image.request == image.request)
         };
         self.keys.all(image.key.raw()).find(same).map(SlotId::new)
+    }
+
+    /// Keys with a pending boundary, in the order of their slots.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.entries.iter().flatten().map(|entry| entry.image.key)
     }
 
     /// Slots with a pending boundary, in the order of filing.
