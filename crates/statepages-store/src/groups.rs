@@ -106,7 +106,7 @@ impl GroupPool {
         Self {
             groups: vec![Group::Vacant; groups as usize],
             vacant,
-            kept: KeyTable::new(groups, ()),
+            kept: KeyTable::new(groups),
             recency: Order::new(groups),
             room: transfer.successor_room(),
         }

@@ -100,7 +100,7 @@ impl PrefixIndex {
         Self {
             block,
             tokens: vec![0; pages_max.index() * block],
-            entries: KeyTable::new(pages_max.get(), blank),
+            entries: KeyTable::with_values(pages_max.get(), blank),
         }
     }
 

@@ -31,13 +31,20 @@ struct Node<V, A> {
     _align: [A; 0],
 }
 
+impl KeyTable {
+    /// An empty table for the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        Self::with_values(capacity, ())
+    }
+}
+
 #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 impl<V: Copy, A: Copy> KeyTable<V, A> {
     /// Bytes of an index with its key, value and links.
     pub(crate) const NODE_BYTES: usize = size_of::<Node<V, A>>();
 
     /// An empty table, `blank` beside every index.
-    pub fn new(capacity: u32, blank: V) -> Self {
+    pub(crate) fn with_values(capacity: u32, blank: V) -> Self {
         let heads = (capacity as usize).next_power_of_two();
         let node = Node { key: 0, value: blank, next: None, before: None, _align: [] };
         Self { heads: vec![None; heads], nodes: vec![node; capacity as usize], len: 0 }

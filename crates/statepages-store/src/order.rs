@@ -62,9 +62,8 @@ impl Order {
 
     /// Bytes held, used or not.
     pub(crate) const fn bytes(&self) -> u64 {
-        (size_of_val(self.nodes.as_slice())
-            + size_of_val(self.places.as_slice())
-            + 4 * self.spare.capacity()) as u64
+        let numbers = size_of_val(self.spare.as_slice()) + size_of_val(self.places.as_slice());
+        (size_of_val(self.nodes.as_slice()) + numbers) as u64
     }
 
     pub(crate) const fn len(&self) -> u32 {

@@ -51,7 +51,7 @@ impl Pending {
         Self {
             entries: vec![None; slots as usize],
             order: Order::new(slots),
-            keys: KeyTable::new(slots, ()),
+            keys: KeyTable::new(slots),
         }
     }
 

@@ -142,7 +142,7 @@ impl BlockPool {
         contents.resize_with(max as usize, Content::default);
         let core = PoolCore {
             pool: PagePool::new(Pages::new(now), Pages::new(max)),
-            index: KeyTable::new(max, ()),
+            index: KeyTable::new(max),
             contents,
             owned: BTreeMap::new(),
             next_owner: OTHER_OWNERS,

@@ -120,7 +120,7 @@ impl Directory {
         Self {
             entries: vec![blank; capacity as usize],
             absent: (0..capacity).rev().collect(),
-            keys: KeyTable::new(capacity, ()),
+            keys: KeyTable::new(capacity),
             wheel: Rings::new(capacity, WHEEL),
             ghosts: Order::new(capacity),
             ranks: Ranks::new(capacity, CLASSES),

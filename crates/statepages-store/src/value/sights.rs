@@ -34,7 +34,7 @@ impl Sights {
     pub(crate) fn new(pages_max: Pages) -> Self {
         let blocks = pages_max.get().saturating_mul(BLOCKS_PER_PAGE);
         Self {
-            keys: KeyTable::new(blocks, ()),
+            keys: KeyTable::new(blocks),
             seen: Order::new(blocks),
             onward: vec![Onward::Nothing; blocks as usize],
         }
