@@ -5,6 +5,14 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use statepages_engine::Passes;
+use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
+use statepages_model::ModelConfig;
+use statepages_page::{BlockSize, ImageRule, Pages};
+use statepages_replay::{
+    Ask, Order, Pace, Phase, Policy, Prompt, Reply, Server, Trace, Watch, replay,
+};
+use statepages_store::{CheckpointInterval, LossReason};
 
 /// Random weights on byte tokens: what must hold of any model is shown on these, too.
 const SEEDED: [&str; 2] = ["--weights-seed", "20260"];
@@ -240,6 +248,7 @@ fn the_demo_resumes_records_and_replays() {
     }
 
     let recorded = fs::read_to_string(&record).unwrap();
+    the_laboratory_counts_like_the_demo(&recorded, &demo);
     let alone: Vec<_> = recorded.lines().filter(|line| !line.contains("_concurrent")).collect();
     fs::write(&record, alone.join("\n")).unwrap();
     let replay =
@@ -264,6 +273,84 @@ fn the_demo_resumes_records_and_replays() {
         &["demo", "--replay", &record, "--weights-seed", "1"],
         &["--weights-seed", "demo-20260-bf16"],
     );
+}
+
+/// The demo's prompts and outputs, replayed with nothing computed on a server of the demo's sizes and
+/// rules: round by round the same tokens are found and resumed, and checkpoints have the same fates.
+fn the_laboratory_counts_like_the_demo(recorded: &str, demo: &Value) {
+    let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let mut traces: Vec<(Trace, Vec<(u64, Ask)>)> = Vec::new();
+    for line in recorded.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap();
+        let name = entry["round"].as_str().unwrap();
+        if traces.last().is_none_or(|(trace, _)| trace.name != name) {
+            traces.push((Trace { name: name.to_owned(), asks: Vec::new() }, Vec::new()));
+        }
+        let ask = Ask {
+            prompt: Prompt::Ids(ids(&entry["prompt"]).into()),
+            reply: Reply::Ids(ids(&entry["output"]).into()),
+            arrival: None,
+            session: None,
+        };
+        traces.last_mut().unwrap().1.push((entry["request"].as_u64().unwrap(), ask));
+    }
+    // Requests in company are recorded as they end, and were sent by number.
+    for (trace, asks) in &mut traces {
+        asks.sort_by_key(|(number, _)| *number);
+        trace.asks.extend(asks.drain(..).map(|(_, ask)| ask));
+    }
+    let together = |name: &str| name.ends_with("_concurrent");
+    let phases: Vec<Phase<'_>> = traces
+        .iter()
+        .map(|(trace, _)| {
+            let most = if together(&trace.name) { u32::MAX } else { 1 };
+            Phase { trace, rounds: 1, pace: Pace::Concurrency(most) }
+        })
+        .collect();
+    let block = BlockSize::new(256).unwrap();
+    let options = CacheOptions {
+        kv: KvFormat::Bf16,
+        indexer: IndexerFormat::Bf16,
+        draft_tokens: 0,
+        block,
+        dcp_world_size: 1,
+        image: ImageRule::Live,
+    };
+    let geometry = Dsv4Geometry::new(&ModelConfig::demo().cache, &options).unwrap();
+    let server = Server {
+        layout: geometry.layout().clone(),
+        block,
+        pages: Pages::new(2_048),
+        seqs: 8,
+        batched_tokens: 1_024,
+        policy: Policy::Reference,
+        interval: Some(CheckpointInterval::Grid(Pages::new(32))),
+        passes: Some(Passes::Mixed),
+    };
+    let watch = Watch { now: &|| 0, progress: &|_, _, _| () };
+    let run = replay(&server, &phases, Order::File, 0, &watch).unwrap();
+
+    let rounds = ["rounds", "concurrent"].map(|part| demo[part].as_array().unwrap().iter());
+    let rounds: Vec<&Value> = rounds.into_iter().flatten().collect();
+    assert_eq!(rounds.len(), run.rounds.len());
+    for (wanted, round) in rounds.into_iter().zip(&run.rounds) {
+        assert_eq!(wanted["name"], round.workload);
+        assert_eq!(wanted["prompt_tokens"], round.full_tokens);
+        assert_eq!(wanted["kv_hit_tokens"], round.kv_hit_tokens, "{}", round.workload);
+        assert_eq!(wanted["realised_tokens"], round.realised_tokens, "{}", round.workload);
+        for reason in LossReason::ALL {
+            assert_eq!(wanted["lost_tokens"][reason.name()], round.lost(reason), "{reason:?}");
+        }
+    }
+    let fates = run.counters.fates();
+    for (name, fate) in [
+        ("kept", fates.kept),
+        ("dropped", fates.dropped),
+        ("evicted", fates.evicted),
+        ("orphaned", fates.orphaned),
+    ] {
+        assert_eq!(demo["checkpoints"][name], fate, "{name}");
+    }
 }
 
 /// Bits stay equal where the pool is too small for its checkpoints, and where nothing is kept.
