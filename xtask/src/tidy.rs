@@ -30,10 +30,12 @@ const ARROWS: &[(&str, &[&str])] = &[
         "statepages-sim",
         &["statepages-page", "statepages-store", "statepages-copy", "statepages-engine"],
     ),
+    ("statepages-replay", &["statepages-page", "statepages-store", "statepages-engine"]),
     (
         "statepages",
         &[
             "statepages-sim",
+            "statepages-replay",
             "statepages-page",
             "statepages-geometry",
             "statepages-store",

@@ -41,7 +41,9 @@ pub enum CacheOutcome {
 /// The kernels of one device.
 pub struct Kernels {
     pub(crate) copy: Kernel,
+    pub(crate) copy_argued: Kernel,
     pub(crate) relocate: Kernel,
+    pub(crate) relocate_argued: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) digest: Kernel,
     pub(crate) hold: Kernel,
@@ -80,7 +82,9 @@ impl Kernels {
         let module = device.module(&code)?;
         Ok(Self {
             copy: module.kernel(c"statepages_copy")?,
+            copy_argued: module.kernel(c"statepages_copy_argued")?,
             relocate: module.kernel(c"statepages_relocate")?,
+            relocate_argued: module.kernel(c"statepages_relocate_argued")?,
             fill: module.kernel(c"statepages_fill")?,
             digest: module.kernel(c"statepages_digest")?,
             hold: module.kernel(c"statepages_hold")?,

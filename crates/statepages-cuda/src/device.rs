@@ -319,6 +319,11 @@ impl Pinned {
     pub(crate) fn size(&self) -> usize {
         self.size
     }
+
+    /// Its first byte, for a driver that reads it during a call.
+    pub(crate) fn start(&self) -> *mut c_void {
+        self.start.0
+    }
 }
 
 impl Drop for Pinned {

@@ -1,6 +1,7 @@
 //! Building a batch: who takes part, how far each goes, and what is copied first.
 //!
-//! Order: decodes, then running prefills, then admissions; each oldest first. Boundaries reached by
+//! Order: decodes, then running prefills, then admissions; each oldest first. (Under
+//! [`Passes::PrefillFirst`] decodes come last, and only where nothing is prefilled.) Boundaries reached by
 //! a batch that is still in flight are filed here, before the batch that moves their slot on; all
 //! others were filed with their results. The drain is last, and happens only for a batch with rows.
 
@@ -13,7 +14,7 @@ use crate::connector::{Connector, Load, LoadId, LoadQuery};
 use crate::engine::{Engine, Flight};
 use crate::output::{Failure, FinishReason, Output, PreemptCause};
 use crate::runner::{LogitsWanted, Row, Runner, StepBatch};
-use crate::schedule::Budget;
+use crate::schedule::{Budget, Passes};
 use crate::sequence::{Admission, LoadStage, Loading, Parked, Place, Remote, Running};
 
 /// One request's part in the batch being built.
@@ -62,12 +63,25 @@ impl<R: Runner, C: Connector> Engine<R, C> {
     pub(crate) fn build(&mut self) -> Option<StepBatch> {
         let mut budget = Budget::new(self.limits.batched_tokens_max());
         let mut parts = Vec::with_capacity(self.running.len());
-        let short = self.plan_decodes(&mut budget, &mut parts);
-        self.plan_prefills(&mut budget, &mut parts);
-        // Pages just given up are for the older request that lacked them, not for a new one.
-        if !short {
-            self.plan_admissions(&mut budget, &mut parts);
+        match self.passes {
+            Passes::Mixed => {
+                let short = self.plan_decodes(&mut budget, &mut parts);
+                self.plan_prefills(&mut budget, &mut parts);
+                // Pages just given up are for the older request that lacked them, not for a new one.
+                if !short {
+                    self.plan_admissions(&mut budget, &mut parts);
+                }
+            }
+            Passes::PrefillFirst => {
+                self.plan_prefills(&mut budget, &mut parts);
+                self.plan_admissions(&mut budget, &mut parts);
+                if parts.is_empty() {
+                    self.plan_decodes(&mut budget, &mut parts);
+                }
+            }
         }
+        self.totals.prefill_chunks += budget.chunks();
+        self.totals.placement_cuts += budget.cuts();
         if parts.is_empty() {
             return None;
         }
@@ -221,6 +235,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let place = Place {
             prefill: sequence.len(),
             demand: report.demand,
+            scope: report.scope,
             last_kept: report.hit.resumable,
             unasked: None,
         };
@@ -259,7 +274,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let (running, keys) = sequence.running_mut().expect("it runs");
         let place = &mut running.place;
         let Some(at) = place.unasked.take() else { return };
-        let kept = self.control.placement().keep(&Progress {
+        let kept = self.control.placement().within(place.scope).keep(&Progress {
             at,
             prompt: place.prefill,
             demand: place.demand,

@@ -27,6 +27,7 @@ use crate::metrics::{Snapshot, Totals};
 use crate::output::{FinishReason, Output, PreemptCause};
 use crate::request::{Acceptable, Refusal, Request, check};
 use crate::runner::{Runner, StepBatch};
+use crate::schedule::Passes;
 use crate::sequence::{Admission, Arrival, Owed, Sequence, State};
 
 /// What an engine is made of, beside its runner and connector.
@@ -47,6 +48,7 @@ pub struct EngineParts {
 pub struct Engine<R: Runner, C: Connector = NoConnector> {
     pub(crate) control: ControlPlane,
     pub(crate) limits: Limits,
+    pub(crate) passes: Passes,
     pub(crate) runner: R,
     pub(crate) connector: C,
     model_revision: String,
@@ -121,6 +123,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         Ok(Self {
             control,
             limits,
+            passes: Passes::Mixed,
             runner,
             connector,
             model_revision,
@@ -136,6 +139,12 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             totals: Totals::default(),
             issued: Issued::default(),
         })
+    }
+
+    /// Sets which requests later batches take together; at first [`Passes::Mixed`]. No batch that
+    /// was built rests on it, so it may change between any two steps.
+    pub const fn set_passes(&mut self, passes: Passes) {
+        self.passes = passes;
     }
 
     /// Takes one event.

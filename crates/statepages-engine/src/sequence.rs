@@ -30,7 +30,7 @@
 
 use statepages_model::Sampling;
 use statepages_page::{BatchId, BlockSize, Boundary, DomainTag, RequestId, Tokens};
-use statepages_store::{PromptKeys, Residency};
+use statepages_store::{PromptKeys, Residency, Scope};
 
 use crate::connector::LoadId;
 use crate::metrics::Usage;
@@ -139,6 +139,8 @@ pub(crate) struct Place {
     pub(crate) prefill: Tokens,
     /// The boundary that the admission asked for.
     pub(crate) demand: Option<Boundary>,
+    /// What else it is cut for.
+    pub(crate) scope: Scope,
     /// The last boundary kept, or the one it resumed from.
     pub(crate) last_kept: Boundary,
     /// End of the latest forward, where placement has not yet been asked about it.

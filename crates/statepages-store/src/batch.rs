@@ -19,7 +19,7 @@ use crate::receipt::{Cargo, Outcome, Proof, Receipt, StoreTicket};
 use crate::residency::{Residency, Scratch};
 use crate::room::Room;
 use crate::slots::{SlotBytes, SlotRelease, Untouch};
-use crate::victim::Notice;
+use crate::victim::{Notice, StorePurpose};
 
 /// How a batch touches a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +168,7 @@ impl ControlPlane {
         }
         for record in cargo.restores.drain(..) {
             self.restores_in_flight -= 1;
-            self.store.unpin(record, &mut self.pool);
+            self.unpin(record);
         }
         for (slot, tenancy) in cargo.written.drain(..) {
             if outcome == Outcome::Failed {
@@ -204,6 +204,7 @@ impl ControlPlane {
         }
         self.supersede(slot);
         self.counters.filed += 1;
+        self.index.note_filed(entry.image.key);
         self.pending.insert(slot, entry);
         Filed::Pending
     }
@@ -254,7 +255,9 @@ impl ControlPlane {
             }
             let mut verdict = self.judge(slot, &entry);
             let units = self.store.units_per_record();
-            if verdict == Verdict::Store && self.make_room(units) == Room::Declined {
+            let Image { key, boundary, reason, .. } = entry.image;
+            let purpose = StorePurpose { key, boundary, reason };
+            if verdict == Verdict::Store && self.make_room(units, purpose) == Room::Declined {
                 verdict = Verdict::NoRoom;
             }
             if self.pending.first() != Some(slot) {
@@ -402,7 +405,8 @@ impl ControlPlane {
             Written::Ready(checkpoint) => {
                 let page = self.index.page(key).expect("a READY record's key is found");
                 let parent = self.index.block(page).and_then(|block| block.parent);
-                let ready = Notice::Ready { checkpoint, key, parent, boundary, reason, request };
+                let ready =
+                    Notice::Ready { checkpoint, key, page, parent, boundary, reason, request };
                 self.policy.notice(&ready);
             }
         }

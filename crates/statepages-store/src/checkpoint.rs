@@ -399,16 +399,16 @@ impl CheckpointStore {
     }
 
     /// Takes away every key. `gone` hears of each READY record, in the order of the slab.
-    pub fn clear(&mut self, pool: &mut PagePool, mut gone: impl FnMut(CheckpointId)) {
+    pub fn clear(&mut self, pool: &mut PagePool, mut gone: impl FnMut(CheckpointId, ContentKey)) {
         self.ready.clear();
         self.copying.clear();
         for index in 0..u32::try_from(self.records.len()).expect("records fit u32") {
-            let Record { id, state, .. } = self.records[index as usize];
+            let Record { id, image, state } = self.records[index as usize];
             match state {
                 State::Copying => self.take_away(index, Cause::Reset, pool),
                 State::Ready { .. } => {
                     self.take_away(index, Cause::Reset, pool);
-                    gone(id);
+                    gone(id, image.key);
                 }
                 State::Absent | State::EvictingWriter { .. } | State::EvictingReaders { .. } => {}
             }
@@ -583,6 +583,14 @@ impl CheckpointStore {
         assert_eq!(linked.len(), unpinned as usize, "the order holds what is eligible");
         assert!(linked.iter().all(|&index| self.evictable_state(index)));
         assert_eq!(self.ids.len() as usize + self.absent.len(), self.records.len());
+    }
+
+    /// Keys of COPYING and READY records, in the order of the slab.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.records
+            .iter()
+            .filter(|record| matches!(record.state, State::Copying | State::Ready { .. }))
+            .map(|record| record.image.key)
     }
 
     /// Keys of READY records, in the order of the slab.

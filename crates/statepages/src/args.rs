@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use statepages_cuda::KernelShape;
 
 use crate::bench_forward::BenchForwardArgs;
+use crate::replay_args::ReplayArgs;
 use crate::size::ByteSize;
 
 /// Resumable state checkpoints in KV-cache pages. Without a command: `demo`.
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Geometry(GeometryArgs),
     /// Run the whole engine under every fault, audited after each event
     Sim(SimArgs),
+    /// Replay traffic through the control plane, with nothing computed, and compare policies
+    Replay(ReplayArgs),
     /// Measure parts of the system
     #[command(subcommand)]
     Bench(Bench),
@@ -336,6 +339,9 @@ pub(crate) struct BenchCopyArgs {
     /// Where the units of an image lie in the pool
     #[arg(long, value_enum, default_value = "anywhere")]
     pub(crate) units: Units,
+    /// How a GPU is told of a batch
+    #[arg(long, value_enum, default_value = "arguments")]
+    pub(crate) passing: BenchPassing,
     /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
     #[arg(long, value_name = "T,V,R")]
     pub(crate) shape: Option<Shape>,
@@ -348,6 +354,17 @@ pub(crate) struct BenchCopyArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How a benchmark's batches reach a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchPassing {
+    /// With the kernels' arguments where they fit, else by upload
+    Arguments,
+    /// By upload
+    Upload,
+    /// By replay of a graph that was captured for as many images
+    Graph,
 }
 
 /// Where the units of a benchmark's images lie.

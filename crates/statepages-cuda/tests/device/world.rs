@@ -3,7 +3,7 @@
 use statepages_copy::HostArena;
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, ForeignBuffer,
-    KERNEL_SOURCE, Libraries, StagingLimits, Stream, pattern,
+    KERNEL_SOURCE, Libraries, Passing, StagingLimits, Stream, pattern,
 };
 use statepages_geometry::{
     BLOCK_TOKENS, CacheConfig, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat,
@@ -313,6 +313,7 @@ pub(crate) fn foreign(
         shape: crate::stand_in::SHAPE,
         checks: Checks::HostAndKernel,
         staging: StagingLimits { batches: 2, images: 8 },
+        passing: Passing::Arguments,
         cache: None,
         source: KERNEL_SOURCE.into(),
     };

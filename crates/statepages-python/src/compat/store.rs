@@ -331,7 +331,7 @@ impl PageUnitCheckpointStore {
             while let Some(index) = core.order.first() {
                 core.order.remove(index);
             }
-            core.store.clear(&mut pool.pool, |_| {});
+            core.store.clear(&mut pool.pool, |_, _| {});
         })
     }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use statepages_page::{BlockSize, Boundary, Pages, Tokens};
 use statepages_store::{
     Ahead, CheckpointInterval, Chunk, IntervalError, IntervalSnapped, KeepReason, Placement,
-    Progress, Speculation, SuccessorRoom,
+    Progress, Scope, Speculation, SuccessorRoom,
 };
 
 use crate::support::{at, block, tokens};
@@ -13,6 +13,7 @@ fn placement(interval: CheckpointInterval) -> Placement {
     Placement {
         block: block(),
         interval,
+        scope: Scope::Every,
         room: SuccessorRoom::Tokens(0),
         speculation: Speculation::Off,
     }

@@ -1,0 +1,366 @@
+//! The policy `statepages`: keep what will be read.
+//!
+//! ```text
+//!   plan: the clock moves on, the path is looked up, what it asked for is read, what it may be
+//!         asked for next is wanted                                  (sights, directory, thrift)
+//!   notices: which image lies where, which pages are free           (directory, tree)
+//!   next_victim: a loose page; else the image that is worth least   (tree, ranks, ages)
+//! ```
+//!
+//! A page is given up in one of two ways. A *loose* block, which no image needs, resumes nobody and is
+//! the first to go. Where there is none, the cheapest image goes, and the blocks that only it needed
+//! become loose: a bundle of prefix and image is kept whole or broken once, from its end.
+//!
+//! An image is worth the reads that its class gives at its age ([`ages`]), times the blocks it saves a
+//! page it holds ([`ranks`]). A new image gives up nothing that is worth as much as itself.
+//!
+//! Everything is counted in pages asked for, so no figure depends on a clock, or on what the policy
+//! itself has kept.
+
+mod ages;
+mod directory;
+mod ranks;
+mod rings;
+mod seams;
+mod sights;
+mod thrift;
+mod tree;
+
+use statepages_page::{Boundary, Bytes, CheckpointId, ContentKey, PageId, Pages};
+
+use crate::keys::PromptKeys;
+use crate::placement::{KeepReason, Scope};
+use crate::value::ages::EPOCHS_PER_POOL;
+use crate::value::directory::{Directory, EntryIndex, Resident};
+use crate::value::ranks::Bargain;
+use crate::value::seams::{SEAM_MAX, Seams};
+use crate::value::sights::{Onward, Sights};
+pub use crate::value::thrift::Spending;
+use crate::value::thrift::{Account, Thrift};
+use crate::value::tree::{Bundle, Tree};
+use crate::victim::{
+    KeepPlan, Notice, PlanRequest, Purpose, StorePurpose, Victim, VictimPolicy, VictimView,
+};
+
+/// The policy. See the module's head.
+#[derive(Debug)]
+pub struct Statepages {
+    units: u32,
+    tree: Tree,
+    directory: Directory,
+    sights: Sights,
+    seams: Seams,
+    thrift: Thrift,
+    /// Pages asked for since the last epoch ended.
+    asked: u64,
+    admissions: u64,
+    /// The entry that the plan of the latest admission counted as read.
+    planned: Option<EntryIndex>,
+}
+
+/// How far a path was seen before.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    blocks: usize,
+    /// What follows the last known block.
+    onward: Onward,
+    /// Blocks before the last boundary of an earlier prompt that this one takes up again.
+    back: Option<usize>,
+}
+
+/// What the policy knows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyReport {
+    /// Bytes of all that it keeps, for its lifetime.
+    pub bytes: Bytes,
+    /// Bytes of what it knows of images and blocks that are not there, part of `bytes`.
+    pub ghost_bytes: Bytes,
+    /// Whether images are kept ahead of need: anchors, prompt ends, grid, decode.
+    pub ahead: Spending,
+    /// Whether images are kept where a path has come twice.
+    pub demand: Spending,
+    /// Cached pages that no image needs.
+    pub loose: Pages,
+}
+
+impl Statepages {
+    /// A policy for a pool of at most `pages_max` pages, of which an image takes `units`.
+    ///
+    /// # Panics
+    /// Where an image takes no page.
+    pub fn new(pages_max: Pages, units: Pages) -> Self {
+        assert!(units.get() > 0, "an image takes a page at least");
+        Self {
+            units: units.get(),
+            tree: Tree::new(pages_max),
+            directory: Directory::new(pages_max, units.get()),
+            sights: Sights::new(pages_max),
+            seams: Seams::new(),
+            thrift: Thrift::new(),
+            asked: 0,
+            admissions: 0,
+            planned: None,
+        }
+    }
+
+    /// How far a path is known. No further than `cap` blocks.
+    fn known(&self, keys: &PromptKeys, cap: usize) -> Known {
+        let mut known = Known { blocks: 0, onward: Onward::Nothing, back: None };
+        let mut passed = None;
+        for index in 0..cap {
+            let Some(sight) = self.sights.get(keys.key(index)) else { break };
+            if sight.before_end == Some(0) {
+                passed = Some(0);
+            }
+            let back = sight.before_end.map(usize::from).or(passed);
+            known = Known { blocks: index + 1, onward: sight.onward, back };
+        }
+        known
+    }
+
+    /// Sees the blocks of a path, and where an identical one is taken up again.
+    fn see(&mut self, keys: &PromptKeys, cap: usize) {
+        for index in 0..keys.blocks() {
+            self.sights.see(keys.key(index), keys.parent(index));
+        }
+        for back in (0u8..).take(SEAM_MAX + 1).take_while(|&back| usize::from(back) < cap) {
+            self.sights.note_end(keys.key(cap - 1 - usize::from(back)), back);
+        }
+    }
+
+    /// The last entry on the first `blocks` blocks of a path.
+    fn last_entry(&self, keys: &PromptKeys, blocks: usize) -> Option<EntryIndex> {
+        (0..blocks).rev().find_map(|index| self.directory.find(keys.key(index)))
+    }
+
+    /// An image was asked for.
+    fn read(&mut self, entry: EntryIndex) {
+        self.thrift.read(account(self.directory.reason(entry)));
+        self.directory.read(entry);
+        self.appraise(entry);
+    }
+
+    /// Puts a resident's bargain right.
+    fn appraise(&mut self, entry: EntryIndex) {
+        if let Some(Resident { node, bargain, .. }) = self.directory.resident(entry) {
+            let now = Bargain::of(self.tree.bundle(node), self.units);
+            if now != bargain {
+                self.directory.update(entry, |resident| resident.bargain = now);
+            }
+        }
+    }
+
+    /// Moves the clock on by `pages`; an epoch is a fixed part of a pool of `total` pages.
+    fn tick(&mut self, pages: u64, total: u64) {
+        let epoch = (total / u64::from(EPOCHS_PER_POOL)).max(1);
+        self.asked += pages;
+        while self.asked >= epoch {
+            self.asked -= epoch;
+            self.directory.advance();
+        }
+    }
+
+    /// The boundary that a path asks for: others went on from its last known block to something else,
+    /// so it is a prefix with several tails. Not where fewer blocks would be saved than the image has
+    /// units.
+    fn demand(&mut self, request: &PlanRequest<'_>, known: &Known, cap: usize) -> Option<Boundary> {
+        let PlanRequest { keys, hit, pages, .. } = *request;
+        let branches = 0 < known.blocks && known.blocks < cap && known.onward == Onward::Something;
+        if !branches {
+            return None;
+        }
+        let block = keys.block();
+        let blocks = u32::try_from(known.blocks).expect("blocks of a request fit u32");
+        let resumed = block.blocks_floor(hit.resumable.tokens()).get();
+        if blocks < resumed + self.units {
+            return None;
+        }
+        let key = keys.key(known.blocks - 1);
+        self.want(key, KeepReason::Demand, known.blocks, 0, u64::from(pages.get()));
+        Some(block.boundary_after(Pages::new(blocks)))
+    }
+
+    /// An image for `key` is wanted, which lies `blocks` into a path that is new after `known`.
+    fn want(
+        &mut self,
+        key: ContentKey,
+        reason: KeepReason,
+        blocks: usize,
+        known: usize,
+        total: u64,
+    ) {
+        if self.directory.find(key).is_none() {
+            self.directory.want(key, reason);
+            let bundle = blocks.saturating_sub(known) as u64 + u64::from(self.units);
+            self.thrift.want(account(reason), bundle, total, self.admissions);
+        }
+    }
+
+    fn ready(
+        &mut self,
+        key: ContentKey,
+        checkpoint: CheckpointId,
+        page: PageId,
+        reason: KeepReason,
+    ) {
+        let entry = self.directory.find(key).unwrap_or_else(|| self.directory.want(key, reason));
+        let node = self.tree.node(page).expect("the key of a READY image is found");
+        let before = self.tree.image_before(node);
+        self.tree.cover(node, entry);
+        let bargain = Bargain::of(self.tree.bundle(node), self.units);
+        self.directory.settle(entry, Resident { checkpoint, node, pins: 0, bargain });
+        if let Some(before) = before {
+            self.directory.pass(before);
+            self.appraise(before);
+        }
+    }
+
+    /// The resident entry of a record, unless the record was taken away and the key stored anew.
+    fn resident_of(&self, key: ContentKey, id: CheckpointId) -> Option<(EntryIndex, Resident)> {
+        let entry = self.directory.find(key)?;
+        let resident = self.directory.resident(entry)?;
+        (resident.checkpoint == id).then_some((entry, resident))
+    }
+
+    /// A loose page that is not part of the plan already; a plan holds fewer pages than an image.
+    fn loose_page(&self, view: &VictimView<'_>) -> Option<PageId> {
+        std::iter::successors(self.tree.first_loose(), |&page| self.tree.loose_after(page))
+            .find(|&page| view.is_eligible(Victim::Page(page)))
+    }
+
+    fn for_store(&mut self, view: &VictimView<'_>, store: &StorePurpose) -> Option<Victim> {
+        let StorePurpose { key, boundary, reason } = *store;
+        if self.thrift.spending(account(reason)) != Spending::Paying {
+            return None;
+        }
+        if let Some(page) = self.loose_page(view) {
+            return Some(Victim::Page(page));
+        }
+        let bundle = match view.page(key).and_then(|page| self.tree.node(page)) {
+            Some(node) => self.tree.bundle(node),
+            // Its blocks are computed and not reported yet.
+            None => {
+                let blocks = view.blocks(boundary);
+                Bundle { saves: blocks, alone: blocks }
+            }
+        };
+        let entry = self.directory.find(key).unwrap_or_else(|| self.directory.want(key, reason));
+        let own = self.directory.level(entry, Bargain::of(bundle, self.units));
+        let (cheapest, level) = self.directory.cheapest()?;
+        let resident = self.directory.resident(cheapest).expect("what is ranked is resident");
+        (own > level).then_some(Victim::Checkpoint(resident.checkpoint))
+    }
+}
+
+impl VictimPolicy for Statepages {
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        let PlanRequest { keys, hit, cap, pages } = *request;
+        let block = keys.block();
+        let total = u64::from(pages.get());
+        self.admissions += 1;
+        let asked = block.blocks_ceil(hit.full).get();
+        self.tick(u64::from(asked + self.units), total);
+
+        let cap_blocks = block.blocks_floor(cap.tokens()).index();
+        let known = self.known(keys, cap_blocks);
+        if let Some(back) = known.back {
+            self.seams.see(back);
+        }
+        let last = self.last_entry(keys, cap_blocks);
+        self.planned = last;
+        if let Some(entry) = last {
+            self.read(entry);
+        }
+        self.see(keys, cap_blocks);
+        let demand = self.demand(request, &known, cap_blocks);
+        let back = self.seams.back(cap_blocks);
+        if cap_blocks > 0 {
+            let at = cap_blocks - back.index();
+            let anchor = keys.key(at - 1);
+            let fresh = self.directory.find(anchor).is_none();
+            if fresh && let Some(before) = last {
+                self.directory.pass(before);
+            }
+            self.want(anchor, KeepReason::Anchor, at, known.blocks, total);
+        }
+        let scope = match self.thrift.spending(Account::Ahead) {
+            Spending::Paying if back.get() == 0 => Scope::Every,
+            Spending::Paying => Scope::Early(back),
+            Spending::Thrifty { .. } => Scope::Asked,
+        };
+        let paying = self.thrift.spending(Account::Demand) == Spending::Paying;
+        KeepPlan { demand: demand.filter(|_| paying), scope }
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        match *notice {
+            Notice::Ready { checkpoint, key, page, reason, .. } => {
+                self.ready(key, checkpoint, page, reason);
+            }
+            Notice::Hit { checkpoint, key, .. } => {
+                let (entry, _) = self.resident_of(key, checkpoint).expect("a READY image is known");
+                self.directory.update(entry, |resident| resident.pins += 1);
+                if self.planned.take() != Some(entry) {
+                    self.read(entry);
+                }
+            }
+            Notice::Unpinned { checkpoint, key } => {
+                if let Some((entry, _)) = self.resident_of(key, checkpoint) {
+                    self.directory.update(entry, |resident| resident.pins -= 1);
+                }
+            }
+            Notice::Removed { checkpoint, key, .. } => {
+                let (entry, resident) =
+                    self.resident_of(key, checkpoint).expect("a READY image is known");
+                self.tree.uncover(resident.node);
+                self.directory.vanish(entry);
+            }
+            Notice::Found { page, parent, depth, .. } => self.tree.found(page, parent, depth),
+            Notice::Moved { from, to } => self.tree.moved(from, to),
+            Notice::Lost { page } => self.tree.lost(page),
+            Notice::Cached { page, .. } => self.tree.cached(page),
+            Notice::Uncached { page } => self.tree.uncached(page),
+            Notice::Cleared => self.tree.clear(),
+        }
+    }
+
+    fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
+        match purpose {
+            Purpose::Store(store) => self.for_store(view, &store),
+            Purpose::Live => {
+                if let Some(page) = self.loose_page(view) {
+                    return Some(Victim::Page(page));
+                }
+                let (entry, _) = self.directory.cheapest()?;
+                let resident = self.directory.resident(entry).expect("what is ranked is resident");
+                Some(Victim::Checkpoint(resident.checkpoint))
+            }
+        }
+    }
+
+    fn report(&self) -> Option<PolicyReport> {
+        let ghosts = self.directory.bytes() + self.sights.bytes();
+        Some(PolicyReport {
+            bytes: Bytes::new(ghosts + self.tree.bytes()),
+            ghost_bytes: Bytes::new(ghosts),
+            ahead: self.thrift.spending(Account::Ahead),
+            demand: self.thrift.spending(Account::Demand),
+            loose: Pages::new(self.tree.loose()),
+        })
+    }
+
+    fn check(&self) {
+        self.tree.check();
+        self.directory.check();
+    }
+}
+
+const fn account(reason: KeepReason) -> Account {
+    match reason {
+        KeepReason::Demand => Account::Demand,
+        KeepReason::Grid
+        | KeepReason::Anchor
+        | KeepReason::PromptEnd
+        | KeepReason::DecodeSpacing => Account::Ahead,
+    }
+}
