@@ -204,6 +204,7 @@ impl ControlPlane {
         }
         self.supersede(slot);
         self.counters.filed += 1;
+        self.index.note_filed(entry.image.key);
         self.pending.insert(slot, entry);
         Filed::Pending
     }

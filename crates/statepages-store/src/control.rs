@@ -29,6 +29,7 @@ use crate::counters::{Counters, Gauges};
 use crate::events::{EventDrain, EventLog};
 use crate::index::{Block, PrefixIndex, Publish, Trace};
 use crate::keys::PromptKeys;
+use crate::order::Order;
 use crate::pending::Pending;
 use crate::placement::{Placement, Scope};
 use crate::pool::{Afterlife, PagePool, RetireTop, Unshare};
@@ -156,13 +157,14 @@ impl ControlPlane {
         policy: Box<dyn VictimPolicy>,
     ) -> Result<Self, ConfigError> {
         let ControlPlaneConfig { pages, pages_max, slots, block, .. } = config;
-        if pages > pages_max || pages_max.get() > u32::MAX / block.get() {
+        let nameable = Order::CAPACITY_MAX.min(u32::MAX / block.get());
+        if pages > pages_max || pages_max.get() > nameable {
             return Err(ConfigError::Pages { pages, pages_max });
         }
         if slots == 0 {
             return Err(ConfigError::NoSlots);
         }
-        if slots == u32::MAX {
+        if slots > Order::CAPACITY_MAX {
             return Err(ConfigError::Slots { slots });
         }
         let images = images(&config)?;
@@ -478,11 +480,13 @@ impl ControlPlane {
 
     /// Makes a page the one that is found for a block.
     fn publish(&mut self, page: PageId, block: &Block<'_>, depth: Pages) {
-        let mut published = self.index.publish(page, block);
+        let trace = self.trace_unfound(block.key);
+        let mut published = self.index.publish(page, block, trace);
         if let Publish::Collision { holder } = published {
             self.unindex(holder);
             self.drop_content(holder);
-            published = self.index.publish(page, block);
+            let trace = self.trace_unfound(block.key);
+            published = self.index.publish(page, block, trace);
         }
         match published {
             Publish::New => {
@@ -497,6 +501,13 @@ impl ControlPlane {
             }
             Publish::Collision { holder } => panic!("{holder} was unindexed"),
         }
+    }
+
+    /// What is known of a key that is not found: its boundary may be filed, and its store under way,
+    /// before its block is reported.
+    fn trace_unfound(&self, key: ContentKey) -> Trace {
+        let filed = self.pending.with_key(key).is_some() || self.store.is_copying(key);
+        if filed { Trace::Filed } else { Trace::Never }
     }
 
     /// A page is no longer found by any key: a cached one has no content left.

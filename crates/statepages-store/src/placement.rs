@@ -62,6 +62,9 @@ pub struct Placement {
 pub enum Scope {
     /// All of them.
     Every,
+    /// All of them, with the anchor so many blocks before the last that could be resumed from; where
+    /// that leaves no block, at the last.
+    Early(Pages),
     /// What its admission asked for, and what costs no cut: demand and prompt end.
     Asked,
 }
@@ -220,8 +223,16 @@ impl Placement {
             let next = u64::from(start.get() / step + 1) * u64::from(step);
             u32::try_from(next).ok().map(Boundary::from_raw)
         });
-        let ahead = self.scope == Scope::Every && self.keeps_ends();
-        let anchor = ahead.then(|| self.block.boundary_floor(limit));
+        let last = self.block.boundary_floor(limit);
+        let anchor = match self.scope {
+            Scope::Asked => None,
+            Scope::Every => Some(last),
+            Scope::Early(back) => {
+                let back = self.block.boundary_after(back);
+                Some(if back < last { Boundary::from_raw(last.get() - back.get()) } else { last })
+            }
+        }
+        .filter(|_| self.keeps_ends());
         [(KeepReason::Demand, demand), (KeepReason::Anchor, anchor), (KeepReason::Grid, grid)]
             .into_iter()
             .filter_map(|(reason, boundary)| Some((reason, boundary?)))
@@ -232,7 +243,7 @@ impl Placement {
     const fn grid(&self) -> Option<Pages> {
         match (self.scope, self.interval) {
             (
-                Scope::Every,
+                Scope::Every | Scope::Early(_),
                 CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval),
             ) => Some(interval),
             (Scope::Asked, _) | (_, CheckpointInterval::AnchorsOnly | CheckpointInterval::Off) => {

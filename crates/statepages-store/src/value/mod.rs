@@ -21,17 +21,19 @@ mod ages;
 mod directory;
 mod ranks;
 mod rings;
+mod seams;
 mod sights;
 mod thrift;
 mod tree;
 
-use statepages_page::{Bytes, CheckpointId, ContentKey, PageId, Pages};
+use statepages_page::{Boundary, Bytes, CheckpointId, ContentKey, PageId, Pages};
 
 use crate::keys::PromptKeys;
 use crate::placement::{KeepReason, Scope};
 use crate::value::ages::EPOCHS_PER_POOL;
 use crate::value::directory::{Directory, EntryIndex, Resident};
 use crate::value::ranks::Bargain;
+use crate::value::seams::{SEAM_MAX, Seams};
 use crate::value::sights::{Onward, Sights};
 pub use crate::value::thrift::Spending;
 use crate::value::thrift::{Account, Thrift};
@@ -47,12 +49,23 @@ pub struct Statepages {
     tree: Tree,
     directory: Directory,
     sights: Sights,
+    seams: Seams,
     thrift: Thrift,
     /// Pages asked for since the last epoch ended.
     asked: u64,
     admissions: u64,
     /// The entry that the plan of the latest admission counted as read.
     planned: Option<EntryIndex>,
+}
+
+/// How far a path was seen before.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    blocks: usize,
+    /// What follows the last known block.
+    onward: Onward,
+    /// Blocks before the last boundary of an earlier prompt that this one takes up again.
+    back: Option<usize>,
 }
 
 /// What the policy knows of itself.
@@ -82,6 +95,7 @@ impl Statepages {
             tree: Tree::new(pages_max),
             directory: Directory::new(pages_max, units.get()),
             sights: Sights::new(pages_max),
+            seams: Seams::new(),
             thrift: Thrift::new(),
             asked: 0,
             admissions: 0,
@@ -89,16 +103,29 @@ impl Statepages {
         }
     }
 
-    /// How far a path has been seen, in blocks, and what follows there. No further than `cap`.
-    fn known(&self, keys: &PromptKeys, cap: usize) -> (usize, Onward) {
-        let mut onward = Onward::Nothing;
+    /// How far a path is known. No further than `cap` blocks.
+    fn known(&self, keys: &PromptKeys, cap: usize) -> Known {
+        let mut known = Known { blocks: 0, onward: Onward::Nothing, back: None };
+        let mut passed = None;
         for index in 0..cap {
-            match self.sights.onward(keys.key(index)) {
-                Some(next) => onward = next,
-                None => return (index, onward),
+            let Some(sight) = self.sights.get(keys.key(index)) else { break };
+            if sight.before_end == Some(0) {
+                passed = Some(0);
             }
+            let back = sight.before_end.map(usize::from).or(passed);
+            known = Known { blocks: index + 1, onward: sight.onward, back };
         }
-        (cap, onward)
+        known
+    }
+
+    /// Sees the blocks of a path, and where an identical one is taken up again.
+    fn see(&mut self, keys: &PromptKeys, cap: usize) {
+        for index in 0..keys.blocks() {
+            self.sights.see(keys.key(index), keys.parent(index));
+        }
+        for back in (0u8..).take(SEAM_MAX + 1).take_while(|&back| usize::from(back) < cap) {
+            self.sights.note_end(keys.key(cap - 1 - usize::from(back)), back);
+        }
     }
 
     /// The last entry on the first `blocks` blocks of a path.
@@ -131,6 +158,26 @@ impl Statepages {
             self.asked -= epoch;
             self.directory.advance();
         }
+    }
+
+    /// The boundary that a path asks for: others went on from its last known block to something else,
+    /// so it is a prefix with several tails. Not where fewer blocks would be saved than the image has
+    /// units.
+    fn demand(&mut self, request: &PlanRequest<'_>, known: &Known, cap: usize) -> Option<Boundary> {
+        let PlanRequest { keys, hit, pages, .. } = *request;
+        let branches = 0 < known.blocks && known.blocks < cap && known.onward == Onward::Something;
+        if !branches {
+            return None;
+        }
+        let block = keys.block();
+        let blocks = u32::try_from(known.blocks).expect("blocks of a request fit u32");
+        let resumed = block.blocks_floor(hit.resumable.tokens()).get();
+        if blocks < resumed + self.units {
+            return None;
+        }
+        let key = keys.key(known.blocks - 1);
+        self.want(key, KeepReason::Demand, known.blocks, 0, u64::from(pages.get()));
+        Some(block.boundary_after(Pages::new(blocks)))
     }
 
     /// An image for `key` is wanted, which lies `blocks` into a path that is new after `known`.
@@ -215,41 +262,30 @@ impl VictimPolicy for Statepages {
         self.tick(u64::from(asked + self.units), total);
 
         let cap_blocks = block.blocks_floor(cap.tokens()).index();
-        let (known, onward) = self.known(keys, cap_blocks);
+        let known = self.known(keys, cap_blocks);
+        if let Some(back) = known.back {
+            self.seams.see(back);
+        }
         let last = self.last_entry(keys, cap_blocks);
         self.planned = last;
         if let Some(entry) = last {
             self.read(entry);
         }
-        for index in 0..keys.blocks() {
-            self.sights.see(keys.key(index), keys.parent(index));
-        }
-
-        // Others went on from the last known block to something else: a prefix with several tails.
-        let branches = 0 < known && known < cap_blocks && onward == Onward::Something;
-        let demand = if branches {
-            let at = keys.key(known - 1);
-            let blocks = u32::try_from(known).expect("blocks of a request fit u32");
-            let boundary = block.boundary_after(Pages::new(blocks));
-            let served =
-                self.directory.find(at).is_some_and(|e| self.directory.resident(e).is_some());
-            if !served && boundary > hit.resumable {
-                self.want(at, KeepReason::Demand, known, 0, total);
-            }
-            (!served && boundary > hit.resumable).then_some(boundary)
-        } else {
-            None
-        };
+        self.see(keys, cap_blocks);
+        let demand = self.demand(request, &known, cap_blocks);
+        let back = self.seams.back(cap_blocks);
         if cap_blocks > 0 {
-            let anchor = keys.key(cap_blocks - 1);
+            let at = cap_blocks - back.index();
+            let anchor = keys.key(at - 1);
             let fresh = self.directory.find(anchor).is_none();
             if fresh && let Some(before) = last {
                 self.directory.pass(before);
             }
-            self.want(anchor, KeepReason::Anchor, cap_blocks, known, total);
+            self.want(anchor, KeepReason::Anchor, at, known.blocks, total);
         }
         let scope = match self.thrift.spending(Account::Ahead) {
-            Spending::Paying => Scope::Every,
+            Spending::Paying if back.get() == 0 => Scope::Every,
+            Spending::Paying => Scope::Early(back),
             Spending::Thrifty { .. } => Scope::Asked,
         };
         let paying = self.thrift.spending(Account::Demand) == Spending::Paying;
