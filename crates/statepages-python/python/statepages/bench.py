@@ -221,7 +221,7 @@ def bench_copy(args: argparse.Namespace) -> dict[str, Any]:
             times.setdefault(f"torch_{direction}", []).append(arm.microseconds(direction, args.rounds))
             if args.rust:
                 rows = rust(
-                    args.rust, "copy", "--device", "cuda:0", "--images", str(args.images), "--direction", direction, "--rounds", str(args.rounds),
+                    args.rust, "copy", "--device", "cuda:0", "--image", "whole", "--images", str(args.images), "--direction", direction, "--rounds", str(args.rounds),
                 )["rows"]  # fmt: skip
                 times.setdefault(f"rust_{direction}", []).append(rows[0]["launch_us"])
     report |= {f"{name}_us": [round(us, 2) for us in turns] for name, turns in times.items()}
