@@ -36,6 +36,7 @@ typedef unsigned long long u64;
 #define THREAD (threadIdx.x)
 #define BLOCK_X (blockIdx.x)
 #define BLOCK_Y (blockIdx.y)
+#define BLOCK_Z (blockIdx.z)
 #elif defined(__AMDGCN__)
 #define KERNEL(name)                                                                               \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, THREADS))) void name
@@ -44,17 +45,19 @@ typedef unsigned long long u64;
 #define THREAD (__builtin_amdgcn_workitem_id_x())
 #define BLOCK_X (__builtin_amdgcn_workgroup_id_x())
 #define BLOCK_Y (__builtin_amdgcn_workgroup_id_y())
+#define BLOCK_Z (__builtin_amdgcn_workgroup_id_z())
 #elif defined(STATEPAGES_HOST)
 #define KERNEL(name) extern "C" void name
 #define INSIDE static inline
 #define INSIDE_MEMBER inline
 // Set by the loop that plays the device.
 extern "C" {
-extern thread_local u32 host_thread, host_block_x, host_block_y;
+extern thread_local u32 host_thread, host_block_x, host_block_y, host_block_z;
 }
 #define THREAD (host_thread)
 #define BLOCK_X (host_block_x)
 #define BLOCK_Y (host_block_y)
+#define BLOCK_Z (host_block_z)
 #elif defined(__HIP__)
 // The host half of a single-source compilation, which nobody runs.
 #define KERNEL(name) extern "C" __attribute__((global)) void name
@@ -63,6 +66,7 @@ extern thread_local u32 host_thread, host_block_x, host_block_y;
 #define THREAD 0u
 #define BLOCK_X 0u
 #define BLOCK_Y 0u
+#define BLOCK_Z 0u
 #else
 #error "unknown compiler"
 #endif
@@ -148,7 +152,7 @@ INSIDE u64 pair(u32 low, u32 high) { return (u64)high << 32 | low; }
 
 // Words of a table that goes with a kernel's arguments: what all devices take, which is 4 KiB with
 // everything else. `encode.rs` has the same number.
-#define ARGUMENT_WORDS 960u
+#define ARGUMENT_WORDS 576u
 
 struct Words {
     u32 word[ARGUMENT_WORDS];
@@ -271,6 +275,103 @@ KERNEL(statepages_copy)(u64 tiles, u64 rings, u64 ops, u64 units, u64 limits, u6
 KERNEL(statepages_copy_argued)
 (u64 tiles, u64 rings, u64 limits, u64 fault, u32 ops, u32 units, CONSTANT_ARGUMENT Words words) {
     copy_tile(tiles, rings, Argued{words, ops, units}, limits, fault);
+}
+
+// ---- the image copy without tables ----
+//
+// For images without rings on pages of few regions, the layout itself is an argument, which
+// `direct.rs` writes. A wait for a table entry would hold a block's threads idle; this kernel waits
+// for an operation and a unit id, which many blocks share, and for constants.
+//
+// A unit's stream is its regions, one behind the other; an image's stream is its units'. Region r is
+// cut into tiles of `step` vectors, the last shorter. Bases are those of vector 0 of the stream, so
+// they may lie before the buffer.
+
+#define DIRECT_TILES 768u
+#define DIRECT_REGIONS 36u
+#define DIRECT_RUNS 4u
+
+struct DirectRegion {
+    u64 base;
+    // Of pages, start and end in the unit's stream, in vectors; first tile | step << 16.
+    u32 stride, start, end, tiles;
+};
+
+struct DirectRun {
+    u64 base;
+    // Of slots, and start in the image's stream, in vectors.
+    u32 stride, start;
+};
+
+struct Direct {
+    u32 units, unit_vectors, image_vectors, unused;
+    // A byte a tile.
+    u32 region_of[DIRECT_TILES / 4];
+    DirectRegion regions[DIRECT_REGIONS];
+    DirectRun runs[DIRECT_RUNS];
+};
+
+template <class Source>
+INSIDE void copy_direct(const Direct& layout, Source batch, u64 limits, u64 fault) {
+    u32 tile = BLOCK_X, unit = BLOCK_Y;
+    // Neither load waits for the other.
+    Op op = batch.op(BLOCK_Z);
+    u32 page = batch.unit(BLOCK_Z * layout.units + unit);
+    u32 index = layout.region_of[tile / 4] >> 8 * (tile % 4) & 255u;
+    u64 page_base = layout.regions[index].base;
+    u32 tiles = layout.regions[index].tiles;
+    u32 start = layout.regions[index].start + (tile - (tiles & 0xffffu)) * (tiles >> 16);
+    u32 end = start + (tiles >> 16);
+    if (end > layout.regions[index].end) end = layout.regions[index].end;
+    // The last unit of an image need not be full.
+    u32 before = unit * layout.unit_vectors, rest = layout.image_vectors - before;
+    if (end > rest) end = rest;
+    if (op.kind == OP_IDLE) return;
+#ifdef STATEPAGES_CHECKED
+    if (!within(limits, fault, op.slot, page, unit)) return;
+#endif
+    page_base += 16ull * page * layout.regions[index].stride;
+    u64 slot_base[DIRECT_RUNS];
+#pragma unroll
+    for (u32 r = 0; r < DIRECT_RUNS; r++) {
+        slot_base[r] = layout.runs[r].base + 16ull * op.slot * layout.runs[r].stride;
+    }
+    u64 source[VECTORS], target[VECTORS];
+    Vec held[VECTORS];
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        u32 i = start + v * THREADS + THREAD;
+        u64 slot = slot_base[0];
+#pragma unroll
+        for (u32 r = 1; r < DIRECT_RUNS; r++) {
+            if (before + i >= layout.runs[r].start) slot = slot_base[r];
+        }
+        slot += 16ull * (before + i);
+        u64 in_page = page_base + 16ull * i;
+        source[v] = op.kind == OP_STORE ? slot : in_page;
+        target[v] = op.kind == OP_STORE ? in_page : slot;
+    }
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        if (start + v * THREADS + THREAD < end) held[v] = load(source[v]);
+    }
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        if (start + v * THREADS + THREAD < end) store(target[v], held[v]);
+    }
+}
+
+// Grid: one block a tile of the unit, one row of blocks a unit, one layer an operation. `units`
+// begins with those of the first operation.
+KERNEL(statepages_direct)
+(u64 ops, u64 units, u64 limits, u64 fault, CONSTANT_ARGUMENT Direct layout) {
+    copy_direct(layout, Uploaded{ops, units}, limits, fault);
+}
+
+KERNEL(statepages_direct_argued)
+(u64 limits, u64 fault, u32 ops, u32 units, CONSTANT_ARGUMENT Direct layout,
+ CONSTANT_ARGUMENT Words words) {
+    copy_direct(layout, Argued{words, ops, units}, limits, fault);
 }
 
 // ---- relocation ----

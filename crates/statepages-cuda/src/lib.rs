@@ -14,6 +14,7 @@ mod api;
 mod backend;
 mod compile;
 mod device;
+mod direct;
 mod encode;
 mod error;
 mod graph;

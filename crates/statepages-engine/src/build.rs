@@ -296,7 +296,9 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let mut batch = self.spare.pop().unwrap_or_else(StepBatch::empty);
         let mut receipt = self.control.begin_batch(&mut batch.ops);
         batch.id = receipt.batch();
-        batch.rows.clear();
+        // Rows of an earlier batch lend their memory.
+        let mut lent = std::mem::take(&mut batch.rows);
+        batch.rows.reserve(parts.len());
         let mut admissions = Vec::with_capacity(parts.len());
         for &Part { request, end } in parts {
             let sequence = self.sequences.get_mut(&request).expect("a planned request is known");
@@ -305,15 +307,15 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             sequence.rows_out += 1;
             let (running, keys) = sequence.running_mut().expect("a planned request runs");
             let start = self.control.scheduled(&running.residency);
-            let pages = keys.block().blocks_ceil(end).index();
-            batch.rows.push(Row {
-                request,
-                slot: running.residency.slot(),
-                pages: running.residency.pages()[..pages].to_vec(),
-                start,
-                tokens: keys.tokens()[start.index()..end.index()].to_vec(),
-                logits,
-            });
+            let blocks = keys.block().blocks_ceil(end).index();
+            let (mut pages, mut tokens) =
+                lent.pop().map_or_else(Default::default, |row| (row.pages, row.tokens));
+            pages.clear();
+            pages.extend_from_slice(&running.residency.pages()[..blocks]);
+            tokens.clear();
+            tokens.extend_from_slice(&keys.tokens()[start.index()..end.index()]);
+            let slot = running.residency.slot();
+            batch.rows.push(Row { request, slot, pages, start, tokens, logits });
             self.control.join(&mut receipt, &running.residency, end);
             running.place.unasked = Some(end);
             admissions.push(running.admission);

@@ -160,7 +160,7 @@ fn engine(server: &Server, spec: CheckpointSpec) -> Result<Engine<Scripted>, Rep
 }
 
 /// Lets the turns of each session take its places in the order of the file.
-fn keep_turns(asks: &[Ask], order: &mut [usize]) {
+pub(crate) fn keep_turns(asks: &[Ask], order: &mut [usize]) {
     let mut turns: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
     for (at, ask) in asks.iter().enumerate() {
         if let Some(session) = ask.session {
