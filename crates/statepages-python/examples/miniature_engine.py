@@ -8,6 +8,7 @@ batches, files boundaries, settles receipts and aborts, as docs/embedding.md exp
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Request:
     computed: int = 0
     resumed: int = 0
     last_kept: int = 0
-    demand: int | None = None
+    place: dict[str, Any] = field(default_factory=dict)
     prompt: int = 0
     output: list[int] = field(default_factory=list)
 
@@ -98,7 +99,8 @@ class Engine:
             if not admitted:
                 return  # `Refused`: nothing was taken; try again after somebody has left.
             self.waiting.pop(0)
-            request.residency, request.demand = admitted.residency, admitted.demand
+            request.residency = admitted.residency
+            request.place = {"demand": admitted.demand, "scope": admitted.scope}
             request.computed = request.resumed = request.last_kept = admitted.resumed
             self.running.append(request)
 
@@ -108,7 +110,7 @@ class Engine:
         if start >= request.prompt:
             return total  # Decode: one token.
         end = min(start + BUDGET, request.prompt)
-        return self.plane.chunk_end(start, end, request.prompt, demand=request.demand)
+        return self.plane.chunk_end(start, end, request.prompt, **request.place)
 
     def forward(self, request: Request, end: int) -> None:
         state, pages = self.state[request.residency.slot], request.residency.pages
@@ -130,7 +132,7 @@ class Engine:
         plane.advance(residency, request.keys, end)
         finished = len(request.output) >= request.new_tokens
         reason = plane.keep(
-            end, request.prompt, last_kept=request.last_kept, demand=request.demand, more=not finished
+            end, request.prompt, last_kept=request.last_kept, more=not finished, **request.place
         )
         if reason is not None:
             plane.file(residency, request.keys, end, reason)

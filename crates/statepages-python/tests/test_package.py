@@ -50,6 +50,15 @@ def test_signatures_take_what_the_stub_says():
             assert names == [p for p in real.parameters if p not in ("self", "cls")], (node.name, method.name)
 
 
+def test_constructors_take_what_engines_pass():
+    for made, wanted in [
+        (_native.BlockPool, "(num_blocks, on_evict=None, max_blocks=None)"),
+        (_native.PageUnitCheckpointStore, "(pool, spec)"),
+        (_native.PagedStateCheckpointCoordinator, "(pool, spec, enabled)"),
+    ]:
+        assert str(inspect.signature(made)) == wanted
+
+
 def test_the_package_is_typed_and_documented():
     assert (INSTALLED / "py.typed").exists()
     for name in statepages.__all__:

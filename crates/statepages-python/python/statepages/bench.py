@@ -139,7 +139,7 @@ def native_figures(pages: int, units: int) -> dict[str, float]:
         return sp.PromptKeys(domain, BLOCK, (tokens[:count] + 1000 * next(ids)).astype(np.uint32))
 
     def computed(keys: list[sp.PromptKeys], to: int) -> list[sp.Residency]:
-        held = [a.residency for a in plane.admit_many([next(ids) for _ in keys], keys)]
+        held = residencies(plane.admit_many([next(ids) for _ in keys], keys))
         batch = plane.begin_batch()
         plane.join_many(batch, held, [to] * len(held))
         plane.settle(batch)
@@ -180,6 +180,13 @@ def native_figures(pages: int, units: int) -> dict[str, float]:
     }
 
 
+def residencies(admitted: list[sp.Admitted | sp.Refused]) -> list[sp.Residency]:
+    """Those of requests that the pool is large enough for."""
+    held = [answer.residency for answer in admitted if isinstance(answer, sp.Admitted)]
+    assert len(held) == len(admitted), "the pool holds what is measured"
+    return held
+
+
 def restores(
     plane: sp.ControlPlane,
     fresh: Callable[[int], sp.PromptKeys],
@@ -197,14 +204,14 @@ def restores(
         admitted = plane.admit_many([next(ids) for _ in prompts], prompts)
         queued = plane.checkpoints.queued_restores
         yield timed(queued, lambda: plane.settle(plane.begin_batch()))
-        plane.release_many([a.residency for a in admitted])
+        plane.release_many(residencies(admitted))
 
 
 # The copies
 
 
 def bench_copy(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
+    import torch  # type: ignore[import-not-found,unused-ignore]
 
     layout = sp.Dsv4Geometry("v4-pro").layout  # Whole slots: the images are compared with them.
     arm = TorchArm(torch, layout, args.images)
@@ -221,7 +228,8 @@ def bench_copy(args: argparse.Namespace) -> dict[str, Any]:
             times.setdefault(f"torch_{direction}", []).append(arm.microseconds(direction, args.rounds))
             if args.rust:
                 rows = rust(
-                    args.rust, "copy", "--device", "cuda:0", "--images", str(args.images), "--direction", direction, "--rounds", str(args.rounds),
+                    args.rust, "copy", "--device", "cuda:0", "--image", "whole", "--images",
+                    str(args.images), "--direction", direction, "--rounds", str(args.rounds),
                 )["rows"]  # fmt: skip
                 times.setdefault(f"rust_{direction}", []).append(rows[0]["launch_us"])
     report |= {f"{name}_us": [round(us, 2) for us in turns] for name, turns in times.items()}

@@ -123,7 +123,10 @@ pub(crate) struct BlockPool {
 impl BlockPool {
     #[new]
     #[classmethod]
-    #[pyo3(signature = (num_blocks, on_evict=None, max_blocks=None, *args, **kwargs))]
+    #[pyo3(
+        signature = (num_blocks, on_evict=None, max_blocks=None, *args, **kwargs),
+        text_signature = "(num_blocks, on_evict=None, max_blocks=None)"
+    )]
     fn new(
         cls: &Bound<'_, PyType>,
         num_blocks: i64,

@@ -119,7 +119,7 @@ pub(crate) struct PageUnitCheckpointStore {
 impl PageUnitCheckpointStore {
     #[new]
     #[classmethod]
-    #[pyo3(signature = (pool, spec, *args, **kwargs))]
+    #[pyo3(signature = (pool, spec, *args, **kwargs), text_signature = "(pool, spec)")]
     fn new(
         cls: &Bound<'_, PyType>,
         pool: Py<BlockPool>,
