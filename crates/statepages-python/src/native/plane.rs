@@ -514,6 +514,8 @@ impl PyControlPlane {
                 ("demands_recorded", c.demands_recorded),
                 ("demands_declined", c.demands_declined),
                 ("resets", c.resets),
+                ("blocks_duplicate", c.blocks_duplicate),
+                ("blocks_collided", c.blocks_collided),
                 ("restores_cancelled", c.restores_cancelled),
             ],
         )
@@ -694,6 +696,7 @@ const fn filed_name(filed: Filed) -> &'static str {
     match filed {
         Filed::Pending => "pending",
         Filed::Replaced => "replaced",
+        Filed::Lost => "lost",
         Filed::Off => "off",
         Filed::Stale => "stale",
     }
