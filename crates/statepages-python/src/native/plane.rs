@@ -461,7 +461,7 @@ impl PyControlPlane {
             prompt: Tokens::new(prompt),
             demand: demand.map(Boundary::from_raw),
         };
-        let scope = scope.map_or(Scope::Every, |scope| scope.scope);
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
         let placement = self.shared.with(|plane| plane.placement())?;
         Ok(placement.within(scope).chunk_end(&chunk).get())
     }
@@ -485,7 +485,7 @@ impl PyControlPlane {
             last_kept: Boundary::from_raw(last_kept),
             ahead: if more { Ahead::Forward } else { Ahead::Nothing },
         };
-        let scope = scope.map_or(Scope::Every, |scope| scope.scope);
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
         let placement = self.shared.with(|plane| plane.placement())?;
         Ok(placement.within(scope).keep(&progress).map(reason_name))
     }
