@@ -585,6 +585,14 @@ impl CheckpointStore {
         assert_eq!(self.ids.len() as usize + self.absent.len(), self.records.len());
     }
 
+    /// Keys of COPYING and READY records, in the order of the slab.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.records
+            .iter()
+            .filter(|record| matches!(record.state, State::Copying | State::Ready { .. }))
+            .map(|record| record.image.key)
+    }
+
     /// Keys of READY records, in the order of the slab.
     pub(crate) fn ready_keys(&self) -> impl Iterator<Item = ContentKey> {
         self.records

@@ -161,6 +161,12 @@ impl PagePool {
         self.cached.first().map(PageId::new)
     }
 
+    /// A cached page and those freed after it.
+    pub(crate) fn cached_from(&self, page: PageId) -> impl Iterator<Item = PageId> {
+        assert!(self.is_cached(page), "{page} is cached");
+        self.cached.iter_from(page.raw()).map(PageId::new)
+    }
+
     pub(crate) fn cached_after(&self, page: PageId) -> Option<PageId> {
         assert!(self.is_cached(page), "{page} is cached");
         self.cached.after(page.raw()).map(PageId::new)
@@ -168,8 +174,7 @@ impl PagePool {
 
     /// Takes the lowest vacant page.
     pub fn hold_vacant(&mut self) -> Option<PageId> {
-        let id = self.vacant.first()?;
-        self.vacant.remove(id);
+        let id = self.vacant.take_first()?;
         self.pages[id as usize] = Page::Held;
         self.held += 1;
         Some(PageId::new(id))
@@ -194,6 +199,12 @@ impl PagePool {
     pub(crate) fn put_back(&mut self, page: PageId) {
         self.leave_held(page, Page::Cached);
         self.cached.put_back(page.raw());
+    }
+
+    /// Gives up the content of a page that was set aside.
+    pub(crate) fn vacate_aside(&mut self, page: PageId) {
+        self.leave_held(page, Page::Vacant);
+        self.vacant.insert(page.raw());
     }
 
     /// Gives up the content of a cached page.
