@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("statepages-cuda", &["statepages-page", "statepages-copy"]),
     ("statepages-model", &["statepages-page", "statepages-geometry", "statepages-copy"]),
     ("statepages-weights", &["statepages-geometry", "statepages-model"]),
+    ("statepages-mini", &[]),
     (
         "statepages-engine",
         &[
@@ -42,6 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "statepages-copy",
             "statepages-model",
             "statepages-engine",
+            "statepages-mini",
             "statepages-weights",
             "statepages-cuda",
         ],

@@ -29,6 +29,7 @@ use statepages_page::{Bytes, MaintenanceOps, StateLayout};
 
 use crate::compile::{CacheOutcome, Checks, Kernels};
 use crate::device::{Allocation, Device, Event, Libraries, Pinned, Stream};
+use crate::direct::Direct;
 use crate::encode::{self, ARGUMENT_BYTES, Group, RECORD_BYTES, Records, TableShape};
 use crate::graph::{CopyGraph, Replay};
 use crate::memory::DeviceMemory;
@@ -91,6 +92,8 @@ struct Flight {
 /// What every launch uses: kernels, tables, and the memory whose addresses these hold.
 pub(crate) struct Resident {
     kernels: Kernels,
+    /// Where the layout allows it, this instead of tiles and rings.
+    direct: Option<Direct>,
     tiles: Allocation,
     tile_count: u32,
     rings: Allocation,
@@ -382,6 +385,7 @@ impl Resident {
         let limits = [memory.slots(), memory.pages().get(), units_per_image, 0];
         let limits: Vec<u8> = limits.iter().flat_map(|limit| limit.to_le_bytes()).collect();
         Ok(Self {
+            direct: Direct::new(layout, places, kernels.shape),
             tiles: upload(&tables.tiles)?,
             tile_count: tables.tile_count,
             rings: upload(&tables.rings)?,
@@ -420,8 +424,12 @@ impl Resident {
             unsafe { self.relocate(stream, table, records) }?;
         }
         for records in chunks(group.images) {
-            // SAFETY: as the caller says.
-            unsafe { self.copy(stream, table, shape, records) }?;
+            match &self.direct {
+                // SAFETY: as the caller says.
+                Some(direct) => unsafe { self.copy_direct(stream, table, shape, records, direct) },
+                // SAFETY: as the caller says.
+                None => unsafe { self.copy(stream, table, shape, records) },
+            }?;
         }
         Ok(())
     }
@@ -434,7 +442,7 @@ impl Resident {
         table: Table<'_>,
         Records { first, count }: Records,
     ) -> Result<(), DeviceError> {
-        let (grid, threads) = ((self.slot_tile_count, count), self.kernels.shape.threads());
+        let (grid, threads) = ((self.slot_tile_count, count, 1), self.kernels.shape.threads());
         let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
         let mut tiles = self.slot_tiles.address();
         let at = RECORD_BYTES * first as usize;
@@ -476,7 +484,7 @@ impl Resident {
         shape: TableShape,
         Records { first, count }: Records,
     ) -> Result<(), DeviceError> {
-        let (grid, threads) = ((self.tile_count, count), self.kernels.shape.threads());
+        let (grid, threads) = ((self.tile_count, count, 1), self.kernels.shape.threads());
         let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
         let (mut tiles, mut rings) = (self.tiles.address(), self.rings.address());
         let at = shape.images_offset() + RECORD_BYTES * first as usize;
@@ -508,6 +516,53 @@ impl Resident {
                 ];
                 let kernel = &self.kernels.copy_argued;
                 // SAFETY: as for relocations.
+                unsafe { stream.launch(kernel, grid, threads, &mut arguments) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Resident::launch`].
+    unsafe fn copy_direct(
+        &self,
+        stream: &Stream,
+        table: Table<'_>,
+        shape: TableShape,
+        Records { first, count }: Records,
+        direct: &Direct,
+    ) -> Result<(), DeviceError> {
+        let grid = (direct.tiles, direct.units, count);
+        let threads = self.kernels.shape.threads();
+        let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
+        let at = shape.images_offset() + RECORD_BYTES * first as usize;
+        let units_at = shape.units_offset() + 4 * first as usize * shape.units_per_image as usize;
+        match table {
+            Table::Uploaded(table) => {
+                let mut ops = table.address() + at as u64;
+                let mut units = table.address() + units_at as u64;
+                let mut arguments = [
+                    argument(&mut ops),
+                    argument(&mut units),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    direct.record(),
+                ];
+                // SAFETY: the kernel's arguments, the last one a whole record; the rest as the caller
+                // says.
+                unsafe { stream.launch(&self.kernels.direct, grid, threads, &mut arguments) }
+            }
+            Table::Argument(host) => {
+                let (mut ops, mut units) = (word(at), word(units_at));
+                let mut arguments = [
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    argument(&mut ops),
+                    argument(&mut units),
+                    direct.record(),
+                    host.start(),
+                ];
+                let kernel = &self.kernels.direct_argued;
+                // SAFETY: as above, and as for relocations.
                 unsafe { stream.launch(kernel, grid, threads, &mut arguments) }
             }
         }

@@ -439,7 +439,7 @@ impl Stream {
     pub(crate) unsafe fn launch(
         &self,
         kernel: &Kernel,
-        grid: (u32, u32),
+        grid: (u32, u32, u32),
         threads: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
@@ -450,7 +450,7 @@ impl Stream {
                     kernel.handle,
                     grid.0,
                     grid.1,
-                    1,
+                    grid.2,
                     threads,
                     1,
                     1,

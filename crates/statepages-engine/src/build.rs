@@ -335,7 +335,9 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let mut batch = self.spare.pop().unwrap_or_else(StepBatch::empty);
         let mut receipt = self.control.begin_batch(&mut batch.ops);
         batch.id = receipt.batch();
-        batch.rows.clear();
+        // Rows of an earlier batch lend their memory.
+        let mut lent = std::mem::take(&mut batch.rows);
+        batch.rows.reserve(parts.len());
         let mut admissions = Vec::with_capacity(parts.len());
         for &Part { request, end, ref drafts } in parts {
             let sequence = self.sequences.get_mut(&request).expect("a planned request is known");
@@ -345,20 +347,19 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             let (running, keys) = sequence.running_mut().expect("a planned request runs");
             let start = self.control.scheduled(&running.residency);
             let drafted = Tokens::new(drafts.len() as u32);
-            let pages = keys.block().blocks_ceil(end + drafted).index();
-            let known = &keys.tokens()[start.index()..end.index()];
-            batch.rows.push(Row {
-                request,
-                slot: running.residency.slot(),
-                pages: running.residency.pages()[..pages].to_vec(),
-                start,
-                tokens: [known, drafts].concat(),
-                drafts: drafted.get(),
-                logits,
-            });
+            let blocks = keys.block().blocks_ceil(end + drafted).index();
+            let (mut pages, mut tokens) =
+                lent.pop().map_or_else(Default::default, |row| (row.pages, row.tokens));
+            pages.clear();
+            pages.extend_from_slice(&running.residency.pages()[..blocks]);
+            tokens.clear();
+            tokens.extend_from_slice(&keys.tokens()[start.index()..end.index()]);
+            tokens.extend_from_slice(drafts);
+            let (slot, drafts) = (running.residency.slot(), drafted.get());
+            batch.rows.push(Row { request, slot, pages, start, tokens, drafts, logits });
             self.control.join(&mut receipt, &running.residency, end + drafted);
             // Where a row with drafts ends is known with its result.
-            running.place.unasked = drafts.is_empty().then_some(end);
+            running.place.unasked = (drafts == 0).then_some(end);
             admissions.push(running.admission);
         }
         self.totals.batches += 1;

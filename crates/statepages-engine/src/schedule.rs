@@ -101,7 +101,7 @@ mod tests {
         Placement {
             block: BlockSize::new(4).unwrap(),
             interval,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             room: SuccessorRoom::Tokens(0),
             speculation: Speculation::Off,
         }
@@ -111,7 +111,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(prefill),
             demand: Some(Boundary::from_raw(8)),
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };
@@ -151,7 +151,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(4),
             demand: None,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };

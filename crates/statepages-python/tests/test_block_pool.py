@@ -74,6 +74,40 @@ def test_a_block_updates_and_resets():
     assert Block(5).block_id == 5 and "block_id=5" in repr(Block(5))
 
 
+def test_minus_one_is_no_hash():
+    pool = BlockPool(1)
+    block = pool.block(live(pool))
+    block.update(-1, [4, 5])
+    assert (block.hash, block.token_ids) == (-1, [4, 5])
+    pool.free(0)
+    assert pool.pop() == 0 and pool.allocate(0).token_ids == []
+    with pytest.raises(ValueError, match="means none"):
+        pool.publish(0, -1, [])
+
+
+def test_tokens_that_call_the_pool_when_they_go():
+    class Tokens(list):
+        def __del__(self):
+            ends.append(pool.num_free)
+
+    ends = []
+    pool = BlockPool(4)
+    for end in (
+        lambda: pool.reserve_units(pool.num_free, "me"),
+        lambda: pool.clear_index(),
+        lambda: [pool.allocate(pool.pop()) for _ in range(pool.num_free)],
+        lambda: [pool.retire_top() for _ in range(pool.num_blocks)],
+    ):
+        before = len(ends)
+        block_id = pool.pop()
+        pool.allocate(block_id)
+        pool.publish(block_id, 7, Tokens([1]))
+        pool.free(block_id)
+        end()
+        assert len(ends) == before + 1
+        pool = BlockPool(4)
+
+
 def test_lookup_publish_and_the_newer_block_wins():
     pool = BlockPool(4)
     assert pool.lookup(7) == -1

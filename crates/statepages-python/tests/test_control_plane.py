@@ -224,6 +224,37 @@ def test_placement(plane):
     assert plane.keep(12, 8, last_kept=8, more=False) is None
 
 
+def test_a_chunk_must_be_one(plane):
+    for start, end, prompt in ((4, 4, 8), (5, 4, 8), (0, 9, 8)):
+        with pytest.raises(ValueError, match="chunk"):
+            plane.chunk_end(start, end, prompt)
+
+
+def test_policies(runtime):
+    for policy in ("reference", "statepages"):
+        made = sp.ControlPlane(
+            pages=64, slots=4, runtime=runtime, block_size=BLOCK, interval=BLOCK, policy=policy
+        )
+        for n in range(40):
+            keys = prompt(*range(n % 7 * 20, n % 7 * 20 + 19))
+            admitted = made.try_admit(n, keys)
+            residency, at, kept = admitted.residency, admitted.resumed, admitted.resumed
+            place = {"demand": admitted.demand, "scope": admitted.scope}
+            while at < 19:
+                end = made.chunk_end(at, 19, 19, **place)
+                run(made, residency, keys, end)
+                reason = made.keep(end, 19, last_kept=kept, **place)
+                if reason:
+                    made.file(residency, keys, end, reason)
+                    kept = end
+                at = end
+            made.release(residency)
+        assert made.counters()["kept"] > 0 and "Scope(" in repr(place["scope"])
+        made.check()
+    with pytest.raises(ValueError, match="policy"):
+        sp.ControlPlane(pages=64, slots=4, runtime=runtime, policy="luck")
+
+
 def test_scratch_slots_keep_interior_states(plane):
     keys = prompt(*TOKENS)
     residency = plane.try_admit(1, keys).residency

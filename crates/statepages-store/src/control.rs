@@ -219,7 +219,7 @@ impl ControlPlane {
         Placement {
             block: self.config.block,
             interval,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             room: self.config.runtime.transfer().successor_room(),
             speculation: self.config.speculation,
         }

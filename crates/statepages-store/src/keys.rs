@@ -66,6 +66,7 @@ impl PromptKeys {
     pub fn extend(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
         let block = self.block.get() as usize;
+        self.keys.reserve(self.tokens.len() / block - self.keys.len());
         while (self.keys.len() + 1) * block <= self.tokens.len() {
             let part = &self.tokens[self.keys.len() * block..][..block];
             let key = match self.chain {

@@ -92,7 +92,12 @@ pub(crate) struct RawConfig {
 
 pub(crate) fn read(path: &Path) -> Result<(ModelConfig, Quantised), OpenError> {
     let text = std::fs::read_to_string(path).map_err(OpenError::file(path))?;
-    let raw: RawConfig = serde_json::from_str(&text)
+    parse(path, &text)
+}
+
+/// What the text of `path` says.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<(ModelConfig, Quantised), OpenError> {
+    let raw: RawConfig = serde_json::from_str(text)
         .map_err(|source| OpenError::Json { path: path.into(), source })?;
     let quantised = raw.check()?;
     let config = raw.model();

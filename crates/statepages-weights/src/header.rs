@@ -7,13 +7,12 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::error::OpenError;
+use crate::shard::Shard;
 
 /// Longest header that is read. The largest published models have headers of a few megabytes.
 const HEADER_MAX: u64 = 100 << 20;
@@ -88,7 +87,7 @@ impl Dtype {
 }
 
 /// The tensors of a file, by name.
-pub(crate) fn read(path: &Path, file: &File) -> Result<BTreeMap<String, Entry>, OpenError> {
+pub(crate) fn read(path: &Path, file: &Shard) -> Result<BTreeMap<String, Entry>, OpenError> {
     let shard = |tensor: Option<&str>, what, expected: String, got: String| OpenError::Shard {
         path: path.into(),
         tensor: tensor.map(str::to_owned),
@@ -96,7 +95,7 @@ pub(crate) fn read(path: &Path, file: &File) -> Result<BTreeMap<String, Entry>, 
         expected,
         got,
     };
-    let size = file.metadata().map_err(OpenError::file(path))?.len();
+    let size = file.size().map_err(OpenError::file(path))?;
     let mut length = [0; 8];
     if size < 8 {
         return Err(shard(None, "bytes of the file", "at least 8".into(), size.to_string()));

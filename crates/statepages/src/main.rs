@@ -8,6 +8,7 @@ mod bench_gpu;
 mod bench_store;
 mod built_in;
 mod demo;
+mod fault;
 mod generate;
 mod geometry_command;
 mod metrics;

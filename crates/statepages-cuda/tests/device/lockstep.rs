@@ -135,6 +135,15 @@ fn odd_layouts_equal_the_host() {
     }
 }
 
+/// Layouts without rings that no model has, small enough for a kernel's arguments or not.
+#[test]
+fn odd_layouts_without_rings_equal_the_host() {
+    for seed in 0..60 {
+        let layout = world::odd_fixed_layout(&mut Dice(seed));
+        check(Vendor::Cuda, Checks::HostAndKernel, &layout, 8, 500 + seed);
+    }
+}
+
 /// The ring of two tables is full; restores find room all the same, and the scheduler is told.
 #[test]
 fn overflow_leaves_no_room_for_stores_and_takes_restores() {
@@ -166,7 +175,7 @@ fn overflow_leaves_no_room_for_stores_and_takes_restores() {
 fn few_operations_go_as_arguments_and_many_are_uploaded() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::HostAndKernel) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let most = 3840 / 16;
+    let most = 3264 / 16;
     let staging = (StagingLimits { batches: 2, images: 4 }, Passing::Arguments);
     let backend = stand_in.backend(&layout, (40, most + 2), staging);
     let mut pair = Pair::new(&layout, backend, 11);

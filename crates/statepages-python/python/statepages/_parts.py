@@ -102,7 +102,10 @@ class SlotPool(_Part):
     fenced = property(lambda self: self._gauge("slots_fenced"))
 
 
-ControlPlane.pool = property(PagePool)
-ControlPlane.index = property(PrefixIndex)
-ControlPlane.checkpoints = property(CheckpointStore)
-ControlPlane.slots = property(SlotPool)
+for _name, _part in (
+    ("pool", PagePool),
+    ("index", PrefixIndex),
+    ("checkpoints", CheckpointStore),
+    ("slots", SlotPool),
+):
+    setattr(ControlPlane, _name, property(_part))

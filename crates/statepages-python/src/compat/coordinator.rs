@@ -62,7 +62,10 @@ impl PagedStateCheckpointCoordinator {
 
     #[new]
     #[classmethod]
-    #[pyo3(signature = (pool, spec, enabled, *args, **kwargs))]
+    #[pyo3(
+        signature = (pool, spec, enabled, *args, **kwargs),
+        text_signature = "(pool, spec, enabled)"
+    )]
     fn new(
         cls: &Bound<'_, PyType>,
         pool: Py<BlockPool>,

@@ -17,7 +17,7 @@
 //! The store of `page_unit_checkpoint` takes and gives back pages through [`PoolCore`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -32,6 +32,9 @@ use super::no_surplus;
 use super::values::BlockRetirement;
 use crate::bug::{bug, guarded, lock};
 
+/// The key of -1.
+const NO_HASH: ContentKey = ContentKey::from_raw(u128::MAX);
+
 /// Owners that are no checkpoint's are numbered from here.
 const OTHER_OWNERS: u64 = 1 << 63;
 
@@ -40,6 +43,8 @@ pub(crate) struct PoolCore {
     pub(crate) pool: PagePool,
     index: KeyTable,
     contents: Vec<Content>,
+    /// Tokens of contents that have gone. Dropped with no lock held: they are anybody's objects.
+    pub(crate) trash: Vec<Py<PyAny>>,
     /// Units held by each numbered owner.
     owned: BTreeMap<u64, u32>,
     next_owner: u64,
@@ -64,9 +69,8 @@ impl PoolCore {
 
     /// Takes the content of a page away and says which hash no longer leads to it.
     fn drop_content(&mut self, page: PageId) -> Option<ContentKey> {
-        let content = &mut self.contents[page.index()];
-        let indexed = content.indexed;
-        *content = Content::default();
+        let Content { tokens, indexed, .. } = std::mem::take(&mut self.contents[page.index()]);
+        self.trash.extend(tokens);
         indexed.then(|| {
             let key = self.index.key(page.raw());
             self.index.remove(page.raw());
@@ -119,7 +123,10 @@ pub(crate) struct BlockPool {
 impl BlockPool {
     #[new]
     #[classmethod]
-    #[pyo3(signature = (num_blocks, on_evict=None, max_blocks=None, *args, **kwargs))]
+    #[pyo3(
+        signature = (num_blocks, on_evict=None, max_blocks=None, *args, **kwargs),
+        text_signature = "(num_blocks, on_evict=None, max_blocks=None)"
+    )]
     fn new(
         cls: &Bound<'_, PyType>,
         num_blocks: i64,
@@ -144,6 +151,7 @@ impl BlockPool {
             pool: PagePool::new(Pages::new(now), Pages::new(max)),
             index: KeyTable::new(max),
             contents,
+            trash: Vec::new(),
             owned: BTreeMap::new(),
             next_owner: OTHER_OWNERS,
         };
@@ -221,6 +229,9 @@ impl BlockPool {
     /// Gives a live block its hash and tokens and leads the hash to it.
     fn publish(&self, block_id: i64, h: &Bound<'_, PyAny>, token_ids: Py<PyAny>) -> PyResult<()> {
         let key = key_of(h)?;
+        if key == NO_HASH {
+            return Err(PyValueError::new_err("h: expected a hash, got -1, which means none"));
+        }
         let mut core = lock(&self.core)?;
         let page = core.page(block_id)?;
         if core.pool.shares(page) == 0 {
@@ -243,7 +254,6 @@ impl BlockPool {
 
     /// Makes nothing findable. Live blocks keep what they hold; cached ones have nothing left.
     fn clear_index(&self) -> PyResult<()> {
-        let mut old = Vec::new();
         let mut core = lock(&self.core)?;
         core.index.clear();
         for content in &mut core.contents {
@@ -251,10 +261,10 @@ impl BlockPool {
         }
         while let Some(page) = core.pool.oldest_cached() {
             core.pool.vacate(page);
-            old.push(std::mem::take(&mut core.contents[page.index()]));
+            let gone = core.drop_content(page);
+            assert!(gone.is_none(), "nothing leads to a page any more");
         }
-        drop(core);
-        drop(old);
+        unlock_and_drop(core);
         Ok(())
     }
 
@@ -280,11 +290,9 @@ impl BlockPool {
         } else if !core.pool.is_held(page) {
             return Err(bug(format!("block {block_id} is in use: it cannot be allocated")));
         }
-        let old = core.contents[page.index()].tokens.take();
         let evicted = core.drop_content(page);
         core.pool.share(page);
-        drop(core);
-        drop(old);
+        unlock_and_drop(core);
         if let Some(key) = evicted {
             self.tell_evicted(py, &[key])?;
         }
@@ -364,6 +372,7 @@ impl BlockPool {
                 core.pool.make_raw(page, CheckpointId::new(id), piece);
             }
             *core.owned.entry(id).or_default() += count as u32;
+            unlock_and_drop(core);
         }
         if let Err(error) = self.tell_evicted(py, &evicted) {
             let mut core = lock(&self.core)?;
@@ -429,7 +438,7 @@ impl BlockPool {
                 core.pool.vacate(page);
                 evicted.extend(core.drop_content(page));
             }
-            match core.pool.retire_top() {
+            let answer = match core.pool.retire_top() {
                 RetireTop::Retired(page) => Some((page, None)),
                 RetireTop::Evicted(page) => {
                     evicted.extend(core.drop_content(page));
@@ -446,7 +455,9 @@ impl BlockPool {
                     Some((from, Some(to)))
                 }
                 RetireTop::Refused(_) | RetireTop::Empty => None,
-            }
+            };
+            unlock_and_drop(core);
+            answer
         };
         self.tell_evicted(py, &evicted)?;
         let Some((page, to)) = answer else { return Ok(None) };
@@ -584,7 +595,7 @@ impl Block {
                     return Err(bug(format!("block {} is not live", page.raw())));
                 }
                 let content = &mut core.contents[page.index()];
-                content.hash = Some(key);
+                content.hash = (key != NO_HASH).then_some(key);
                 let old = content.tokens.replace(token_ids);
                 drop(core);
                 drop(old);
@@ -605,11 +616,9 @@ impl Block {
                 if core.pool.shares(*page) != 1 {
                     return Err(bug(format!("block {} has not one reference", page.raw())));
                 }
-                let old = core.contents[page.index()].tokens.take();
                 // Whoever resets a block knows what it held: no eviction is told.
                 let _: Option<ContentKey> = core.drop_content(*page);
-                drop(core);
-                drop(old);
+                unlock_and_drop(core);
             }
             Place::Alone { ref_count, hash, tokens, .. } => {
                 *ref_count = 1;
@@ -645,6 +654,13 @@ impl Block {
         let (id, refs, hash) = (self.block_id(), self.ref_count()?, self.hash(py)?);
         Ok(format!("Block(block_id={id}, ref_count={refs}, hash={hash})"))
     }
+}
+
+/// Ends a lock, then drops the objects that have become nobody's: their ends may call anything.
+pub(crate) fn unlock_and_drop(mut core: MutexGuard<'_, PoolCore>) {
+    let trash = std::mem::take(&mut core.trash);
+    drop(core);
+    drop(trash);
 }
 
 fn empty(py: Python<'_>) -> Py<PyAny> {

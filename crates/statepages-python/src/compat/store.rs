@@ -119,7 +119,7 @@ pub(crate) struct PageUnitCheckpointStore {
 impl PageUnitCheckpointStore {
     #[new]
     #[classmethod]
-    #[pyo3(signature = (pool, spec, *args, **kwargs))]
+    #[pyo3(signature = (pool, spec, *args, **kwargs), text_signature = "(pool, spec)")]
     fn new(
         cls: &Bound<'_, PyType>,
         pool: Py<BlockPool>,
@@ -460,6 +460,7 @@ impl PageUnitCheckpointStore {
         {
             return Ok(Begun::Refused);
         }
+        let trash;
         let (index, id, ids, evicted) = {
             let mut pool = lock(&this.pages)?;
             let mut core = lock(&this.core)?;
@@ -487,8 +488,10 @@ impl PageUnitCheckpointStore {
             };
             let index = core.store.begin(image, &core.pages, &mut pool.pool);
             let evicted = std::mem::take(&mut core.evicted);
+            trash = std::mem::take(&mut pool.trash);
             (index, core.store.id(index), std::mem::take(&mut core.pages), evicted)
         };
+        drop(trash);
         // A record in writing ends by a tick alone, and no tick knows of it before it is handed out: so
         // it lives while no lock is held.
         let units = PyTuple::new(py, ids.iter().map(|page| page.raw()))?.unbind();

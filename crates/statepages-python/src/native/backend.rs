@@ -182,6 +182,7 @@ impl PyCudaBackend {
             shape: KernelShape::MEASURED,
             checks: Checks::Host,
             staging: StagingLimits { batches: staging_batches, images: staging_images },
+            passing: statepages_cuda::Passing::Arguments,
             cache,
             source: KERNEL_SOURCE.into(),
         };

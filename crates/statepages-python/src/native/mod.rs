@@ -1,5 +1,6 @@
 //! The native interface: one class per part of the core.
 
+mod admitted;
 mod backend;
 pub(crate) mod error;
 mod geometry;
@@ -30,8 +31,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ticket::PyScratch>()?;
     module.add_class::<ticket::PyTicket>()?;
     module.add_class::<ticket::PyBatch>()?;
-    module.add_class::<plane::PyAdmitted>()?;
-    module.add_class::<plane::PyRefused>()?;
+    module.add_class::<admitted::PyAdmitted>()?;
+    module.add_class::<admitted::PyRefused>()?;
+    module.add_class::<admitted::PyScope>()?;
     module.add_class::<plane::PyControlPlane>()?;
     Ok(())
 }

@@ -15,88 +15,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use statepages_page::{Boundary, MaintenanceOps, Pages, RequestId, Tokens};
 use statepages_store::{
-    Admit, AdmitReport, AdmitRequest, Ahead, Append, BackendOrder, Caching, CheckpointInterval,
-    Chunk, ControlPlane, ControlPlaneConfig, Filed, Hit, KeepReason, KvEvent, LossReason, Outcome,
-    Progress, RecordState, ReferenceOrder, Refusal, Released, Relocate, Retire, Schedulers,
-    Speculation,
+    Admit, AdmitRequest, Ahead, Append, BackendOrder, Caching, CheckpointInterval, Chunk,
+    ControlPlane, ControlPlaneConfig, Filed, Hit, KeepReason, KvEvent, Outcome, Progress,
+    RecordState, ReferenceOrder, Refusal, Released, Relocate, Retire, Schedulers, Scope,
+    Speculation, Statepages, VictimPolicy,
 };
 
+use super::admitted::{PyAdmitted, PyRefused, PyScope};
 use super::error::{LostCheckpoint, value_error};
 use super::keys::{PyPromptKeys, block, integers};
 use super::ops::PyMaintenanceOps;
 use super::runtime::PyStateRuntime;
 use super::ticket::{PyBatch, PyResidency, PyScratch, PyTicket, Shared};
-
-/// A request that was admitted.
-#[pyclass(name = "Admitted", module = "statepages", frozen)]
-pub(crate) struct PyAdmitted {
-    /// Its slot and pages.
-    #[pyo3(get)]
-    residency: Py<PyResidency>,
-    report: AdmitReport,
-}
-
-/// The answer of a call that must be tried again later: false, with a reason.
-#[pyclass(name = "Refused", module = "statepages", frozen, eq, hash)]
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct PyRefused {
-    /// Why.
-    #[pyo3(get)]
-    reason: &'static str,
-}
-
-#[pymethods]
-impl PyRefused {
-    #[expect(clippy::unused_self, reason = "the interpreter's interface")]
-    const fn __bool__(&self) -> bool {
-        false
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Refused({:?})", self.reason)
-    }
-}
-
-#[pymethods]
-impl PyAdmitted {
-    /// Tokens asked for.
-    #[getter]
-    fn full(&self) -> u32 {
-        self.report.hit.full.get()
-    }
-
-    /// Tokens of found blocks.
-    #[getter]
-    fn kv(&self) -> u32 {
-        self.report.hit.kv.get()
-    }
-
-    /// Tokens that are resumed: compute what comes after them.
-    #[getter]
-    fn resumed(&self) -> u32 {
-        self.report.hit.resumable.get()
-    }
-
-    /// A boundary at which a checkpoint is wanted, for `chunk_end` and `keep`.
-    #[getter]
-    fn demand(&self) -> Option<u32> {
-        self.report.demand.map(Boundary::get)
-    }
-
-    /// Tokens that are computed again, by reason.
-    #[getter]
-    fn losses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let losses = PyDict::new(py);
-        for reason in LossReason::ALL {
-            losses.set_item(reason.name(), self.report.losses.get(reason).get())?;
-        }
-        Ok(losses)
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Admitted(full={}, kv={}, resumed={})", self.full(), self.kv(), self.resumed())
-    }
-}
 
 /// The control plane.
 #[pyclass(name = "ControlPlane", module = "statepages", frozen)]
@@ -112,11 +42,13 @@ pub(crate) struct PyControlPlane {
 impl PyControlPlane {
     /// `interval` is the grid of checkpoints in tokens (0: none, -1: anchors only), snapped down to
     /// whole blocks. `ordered` says that copies and forwards take effect in the order of submission.
+    /// `policy` is who is given up when pages are short: "reference" is cached KV first, then the
+    /// checkpoint used longest ago; "statepages" keeps what will be read.
     #[new]
     #[pyo3(signature = (
         *, pages, slots, runtime, block_size=256, pages_max=None, interval=8192, caching=true,
         ordered=true, speculation=false, copying_max=None, pipeline_stages=1,
-        separate_schedulers=false, events_max=0
+        separate_schedulers=false, events_max=0, policy="reference"
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -137,6 +69,7 @@ impl PyControlPlane {
         pipeline_stages: u32,
         separate_schedulers: bool,
         events_max: u32,
+        policy: &str,
     ) -> PyResult<Self> {
         let block = block(block_size)?;
         let (grid, snapped) = CheckpointInterval::parse(interval, block).map_err(value_error)?;
@@ -159,7 +92,20 @@ impl PyControlPlane {
             },
             events_max,
         };
-        let plane = ControlPlane::new(config, Box::new(ReferenceOrder)).map_err(value_error)?;
+        let units =
+            config.runtime.spec().map(statepages_store::CheckpointSpec::units_per_checkpoint);
+        let policy: Box<dyn VictimPolicy> = match (policy, units) {
+            ("reference", _) => Box::new(ReferenceOrder),
+            ("statepages", Some(units)) => Box::new(Statepages::new(config.pages_max, units)),
+            ("statepages", None) => {
+                return Err(value_error("policy: statepages wants a runtime that copies state"));
+            }
+            (other, _) => {
+                let message = format!("policy: expected reference or statepages, got {other:?}");
+                return Err(value_error(message));
+            }
+        };
+        let plane = ControlPlane::new(config, policy).map_err(value_error)?;
         let interval = snapped.map_or(interval, |snapped| i64::from(snapped.used));
         Ok(Self { shared: Shared::new(plane), interval, block_size })
     }
@@ -495,20 +441,34 @@ impl PyControlPlane {
     }
 
     /// Where a prefill chunk `(start, end]` has to end, so that a forward ends on a kept boundary.
-    #[pyo3(signature = (start, end, prompt, *, demand=None))]
-    fn chunk_end(&self, start: u32, end: u32, prompt: u32, demand: Option<u32>) -> PyResult<u32> {
+    #[pyo3(signature = (start, end, prompt, *, demand=None, scope=None))]
+    fn chunk_end(
+        &self,
+        start: u32,
+        end: u32,
+        prompt: u32,
+        demand: Option<u32>,
+        scope: Option<&PyScope>,
+    ) -> PyResult<u32> {
+        if start >= end || end > prompt {
+            return Err(value_error(format!(
+                "chunk: expected start < end <= prompt, got ({start}, {end}] of {prompt}"
+            )));
+        }
         let chunk = Chunk {
             start: Tokens::new(start),
             end: Tokens::new(end),
             prompt: Tokens::new(prompt),
             demand: demand.map(Boundary::from_raw),
         };
-        Ok(self.shared.with(|plane| plane.placement().chunk_end(&chunk))?.get())
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
+        let placement = self.shared.with(|plane| plane.placement())?;
+        Ok(placement.within(scope).chunk_end(&chunk).get())
     }
 
     /// Why the state after `at` tokens is kept; `None` where it is not. `more` says that another
     /// forward of the request follows.
-    #[pyo3(signature = (at, prompt, *, last_kept, demand=None, more=true))]
+    #[pyo3(signature = (at, prompt, *, last_kept, demand=None, more=true, scope=None))]
     fn keep(
         &self,
         at: u32,
@@ -516,6 +476,7 @@ impl PyControlPlane {
         last_kept: u32,
         demand: Option<u32>,
         more: bool,
+        scope: Option<&PyScope>,
     ) -> PyResult<Option<&'static str>> {
         let progress = Progress {
             at: Tokens::new(at),
@@ -524,8 +485,9 @@ impl PyControlPlane {
             last_kept: Boundary::from_raw(last_kept),
             ahead: if more { Ahead::Forward } else { Ahead::Nothing },
         };
-        let kept = self.shared.with(|plane| plane.placement().keep(&progress))?;
-        Ok(kept.map(reason_name))
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
+        let placement = self.shared.with(|plane| plane.placement())?;
+        Ok(placement.within(scope).keep(&progress).map(reason_name))
     }
 
     /// Running totals, by name.

@@ -18,8 +18,18 @@ pub(crate) struct Sights {
     keys: KeyTable,
     /// The block seen longest ago ahead.
     seen: Order,
-    onward: Vec<Onward>,
+    notes: Vec<Sight>,
 }
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sight {
+    pub(crate) onward: Onward,
+    /// Blocks from here to the last boundary of the prompt that ended near here most lately.
+    pub(crate) before_end: Option<u8>,
+}
+
+const BLANK: Sight = Sight { onward: Onward::Nothing, before_end: None };
 
 /// What is known to follow a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,18 +46,25 @@ impl Sights {
         Self {
             keys: KeyTable::new(blocks),
             seen: Order::new(blocks),
-            onward: vec![Onward::Nothing; blocks as usize],
+            notes: vec![BLANK; blocks as usize],
         }
     }
 
     /// Bytes held, used or not.
     pub(crate) fn bytes(&self) -> u64 {
-        self.keys.bytes() + self.seen.bytes() + size_of_val(&*self.onward) as u64
+        self.keys.bytes() + self.seen.bytes() + size_of_val(&*self.notes) as u64
     }
 
-    /// What follows a block, where the block is known.
-    pub(crate) fn onward(&self, key: ContentKey) -> Option<Onward> {
-        self.keys.get(key.raw()).map(|block| self.onward[block as usize])
+    /// What is known of a block.
+    pub(crate) fn get(&self, key: ContentKey) -> Option<Sight> {
+        self.keys.get(key.raw()).map(|block| self.notes[block as usize])
+    }
+
+    /// Notes that a prompt's last boundary lies so many blocks after a block.
+    pub(crate) fn note_end(&mut self, key: ContentKey, blocks: u8) {
+        if let Some(block) = self.keys.get(key.raw()) {
+            self.notes[block as usize].before_end = Some(blocks);
+        }
     }
 
     /// Sees a block that follows `parent`.
@@ -58,10 +75,10 @@ impl Sights {
             return;
         }
         if let Some(parent) = parent.and_then(|parent| self.keys.get(parent.raw())) {
-            self.onward[parent as usize] = Onward::Something;
+            self.notes[parent as usize].onward = Onward::Something;
         }
         let known = self.seen.len();
-        let block = if (known as usize) < self.onward.len() {
+        let block = if (known as usize) < self.notes.len() {
             known
         } else {
             let Some(oldest) = self.seen.first() else { return };
@@ -71,7 +88,7 @@ impl Sights {
         };
         self.keys.insert(key.raw(), block);
         self.seen.push_back(block);
-        self.onward[block as usize] = Onward::Nothing;
+        self.notes[block as usize] = BLANK;
     }
 }
 
@@ -83,6 +100,10 @@ mod tests {
         ContentKey::from_raw(u128::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
+    fn onward(sights: &Sights, n: u32) -> Option<Onward> {
+        sights.get(key(n)).map(|sight| sight.onward)
+    }
+
     #[test]
     fn three_blocks_a_page_are_known_and_what_follows_them() {
         let mut sights = Sights::new(Pages::new(100));
@@ -91,10 +112,10 @@ mod tests {
             sights.see(key(1), None);
         }
         for n in 702..1000 {
-            assert_eq!(sights.onward(key(n)), Some(Onward::Something), "{n}");
+            assert_eq!(onward(&sights, n), Some(Onward::Something), "{n}");
         }
-        assert_eq!(sights.onward(key(1000)), Some(Onward::Nothing));
-        assert_eq!(sights.onward(key(700)), None);
-        assert_eq!(sights.onward(key(1)), Some(Onward::Something), "it is seen again and again");
+        assert_eq!(onward(&sights, 1000), Some(Onward::Nothing));
+        assert_eq!(onward(&sights, 700), None);
+        assert_eq!(onward(&sights, 1), Some(Onward::Something), "it is seen again and again");
     }
 }

@@ -16,4 +16,4 @@ def _blocks(self: BlockPool) -> LiveSequence:
 
 
 # The native class itself, so that a subclass is told by its type alone.
-BlockPool.blocks = property(_blocks)
+setattr(BlockPool, "blocks", property(_blocks))

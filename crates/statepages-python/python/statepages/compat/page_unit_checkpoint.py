@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from statepages import _native
 from statepages._native import (
@@ -56,8 +57,8 @@ def _hash_to_checkpoint(self: PageUnitCheckpointStore) -> LiveMapping:
 
 
 # The native class itself, so that a subclass with a policy of its own is told by its type alone.
-PageUnitCheckpointStore.records = property(_records)
-PageUnitCheckpointStore.hash_to_checkpoint = property(_hash_to_checkpoint)
+setattr(PageUnitCheckpointStore, "records", property(_records))
+setattr(PageUnitCheckpointStore, "hash_to_checkpoint", property(_hash_to_checkpoint))
 
 _WIRE = ("page_unit_bytes", "slot_bytes", "image_bytes", "layout_id")
 
@@ -92,7 +93,7 @@ class PagedStateCheckpointSpec:
         return cls(**exact_fields(wire, _WIRE, "paged state checkpoint spec"))
 
 
-def exact_fields(wire: object, names: tuple[str, ...], what: str) -> dict[str, object]:
+def exact_fields(wire: object, names: tuple[str, ...], what: str) -> dict[str, Any]:
     """The fields of a mapping that has exactly these."""
     if not isinstance(wire, Mapping):
         raise TypeError(f"{what} must be a mapping, got {type(wire).__name__}")

@@ -58,5 +58,16 @@ def plan_segmented_copy(
     src_sizes: Sequence[int], dst_sizes: Sequence[int], total_bytes: int
 ) -> SegmentedCopyPlan:
     """Intersects the first `total_bytes` of two streams, given by the sizes of their segments."""
-    spans = _native._segmented_spans(src_sizes, dst_sizes, total_bytes)
-    return SegmentedCopyPlan(*spans, (len(src_sizes), len(dst_sizes)))
+    src_seg, src_off, dst_seg, dst_off, length, span_of_tile, tile_start = _native._segmented_spans(
+        src_sizes, dst_sizes, total_bytes
+    )
+    return SegmentedCopyPlan(
+        src_seg,
+        src_off,
+        dst_seg,
+        dst_off,
+        length,
+        span_of_tile,
+        tile_start,
+        (len(src_sizes), len(dst_sizes)),
+    )
