@@ -190,7 +190,7 @@ def test_a_restore_pins_from_queueing_to_its_tick():
     ready(store, 7)
     op = store.begin_restore(7, dst_slot=2)
     assert op == CheckpointRestoreOp(2, (0, 1, 2), 25, "layout-v1")
-    assert op.unit_ids is store.begin_restore(7, 3).unit_ids and store.records[0].pin_count == 2
+    assert op.unit_ids is op.unit_ids == store.begin_restore(7, 3).unit_ids and store.records[0].pin_count == 2
     store.complete_inflight()
     assert store.records[0].pin_count == 2, "nothing has ridden a batch"
     assert [o.dst_slot for o in store.take_restore_ops()] == [2, 3]
