@@ -152,7 +152,7 @@ INSIDE u64 pair(u32 low, u32 high) { return (u64)high << 32 | low; }
 
 // Words of a table that goes with a kernel's arguments: what all devices take, which is 4 KiB with
 // everything else. `encode.rs` has the same number.
-#define ARGUMENT_WORDS 576u
+#define ARGUMENT_WORDS 816u
 
 struct Words {
     u32 word[ARGUMENT_WORDS];
@@ -279,37 +279,55 @@ KERNEL(statepages_copy_argued)
 
 // ---- the image copy without tables ----
 //
-// For images without rings on pages of few regions, the layout itself is an argument, which
-// `direct.rs` writes. A wait for a table entry would hold a block's threads idle; this kernel waits
-// for an operation and a unit id, which many blocks share, and for constants.
+// For images without rings on pages whose regions are of few kinds, the layout itself is an argument,
+// which `direct.rs` writes. A wait for a table entry would hold a block's threads idle; this kernel
+// waits for constants, and for an operation and a unit id that many blocks share.
 //
-// A unit's stream is its regions, one behind the other; an image's stream is its units'. Region r is
-// cut into tiles of `step` vectors, the last shorter. Bases are those of vector 0 of the stream, so
-// they may lie before the buffer.
+// A unit's stream is its regions, one behind the other; an image's stream is its units'. A class is
+// consecutive regions of one length and stride. Each of its regions is cut into `tiles` tiles of
+// `step` vectors, the last shorter.
 
-#define DIRECT_TILES 768u
-#define DIRECT_REGIONS 36u
+#define DIRECT_CLASSES 4u
 #define DIRECT_RUNS 4u
+#define DIRECT_REGIONS 64u
 
-struct DirectRegion {
-    u64 base;
-    // Of pages, start and end in the unit's stream, in vectors; first tile | step << 16.
-    u32 stride, start, end, tiles;
+struct DirectClass {
+    // Of its first region: tile, index, and start in the unit's stream in vectors.
+    u32 tile, region, start;
+    // Of each region: tiles; 2^31 over their number, rounded up; vectors of a tile, of the region, and
+    // from one page to the next.
+    u32 tiles, reciprocal, step, len, stride;
 };
 
 struct DirectRun {
+    // Of vector 0 of the image in slot 0, if the run began there; it may lie before the buffer.
     u64 base;
-    // Of slots, and start in the image's stream, in vectors.
+    // Vectors from one slot to the next, and of the image before the run.
     u32 stride, start;
 };
 
 struct Direct {
     u32 units, unit_vectors, image_vectors, unused;
-    // A byte a tile.
-    u32 region_of[DIRECT_TILES / 4];
-    DirectRegion regions[DIRECT_REGIONS];
+    // Classes and runs that a layout does not have begin at 2^32 - 1.
+    DirectClass classes[DIRECT_CLASSES];
     DirectRun runs[DIRECT_RUNS];
+    // Page 0 of each region.
+    u64 regions[DIRECT_REGIONS];
 };
+
+// Where a vector of the image lies in the slot.
+INSIDE u64 in_runs(const Direct& layout, u32 slot, u32 vector) {
+    u64 base = layout.runs[0].base;
+    u32 stride = layout.runs[0].stride;
+#pragma unroll
+    for (u32 r = 1; r < DIRECT_RUNS; r++) {
+        if (vector >= layout.runs[r].start) {
+            base = layout.runs[r].base;
+            stride = layout.runs[r].stride;
+        }
+    }
+    return base + 16ull * slot * stride + 16ull * vector;
+}
 
 template <class Source>
 INSIDE void copy_direct(const Direct& layout, Source batch, u64 limits, u64 fault) {
@@ -317,47 +335,49 @@ INSIDE void copy_direct(const Direct& layout, Source batch, u64 limits, u64 faul
     // Neither load waits for the other.
     Op op = batch.op(BLOCK_Z);
     u32 page = batch.unit(BLOCK_Z * layout.units + unit);
-    u32 index = layout.region_of[tile / 4] >> 8 * (tile % 4) & 255u;
-    u64 page_base = layout.regions[index].base;
-    u32 tiles = layout.regions[index].tiles;
-    u32 start = layout.regions[index].start + (tile - (tiles & 0xffffu)) * (tiles >> 16);
-    u32 end = start + (tiles >> 16);
-    if (end > layout.regions[index].end) end = layout.regions[index].end;
+    DirectClass of = layout.classes[0];
+#pragma unroll
+    for (u32 k = 1; k < DIRECT_CLASSES; k++) {
+        if (tile >= layout.classes[k].tile) of = layout.classes[k];
+    }
+    u32 nth = (u64)(tile - of.tile) * of.reciprocal >> 31;
+    u64 region = layout.regions[of.region + nth];
+    // In the region, and in the image.
+    u32 first = (tile - of.tile - nth * of.tiles) * of.step;
+    u32 at = unit * layout.unit_vectors + of.start + nth * of.len + first;
+    u32 count = of.len - first;
+    if (count > of.step) count = of.step;
     // The last unit of an image need not be full.
-    u32 before = unit * layout.unit_vectors, rest = layout.image_vectors - before;
-    if (end > rest) end = rest;
-    if (op.kind == OP_IDLE) return;
+    if (op.kind == OP_IDLE || at >= layout.image_vectors) return;
+    if (count > layout.image_vectors - at) count = layout.image_vectors - at;
 #ifdef STATEPAGES_CHECKED
     if (!within(limits, fault, op.slot, page, unit)) return;
 #endif
-    page_base += 16ull * page * layout.regions[index].stride;
-    u64 slot_base[DIRECT_RUNS];
+    u64 in_page = region + 16ull * page * of.stride + 16ull * first;
+    u64 in_slot = in_runs(layout, op.slot, at);
+    // Blocks that move bytes of two runs are few.
+    int divided = 0;
 #pragma unroll
-    for (u32 r = 0; r < DIRECT_RUNS; r++) {
-        slot_base[r] = layout.runs[r].base + 16ull * op.slot * layout.runs[r].stride;
+    for (u32 r = 1; r < DIRECT_RUNS; r++) {
+        divided |= at < layout.runs[r].start && at + count > layout.runs[r].start;
     }
     u64 source[VECTORS], target[VECTORS];
     Vec held[VECTORS];
 #pragma unroll
     for (u32 v = 0; v < VECTORS; v++) {
-        u32 i = start + v * THREADS + THREAD;
-        u64 slot = slot_base[0];
-#pragma unroll
-        for (u32 r = 1; r < DIRECT_RUNS; r++) {
-            if (before + i >= layout.runs[r].start) slot = slot_base[r];
-        }
-        slot += 16ull * (before + i);
-        u64 in_page = page_base + 16ull * i;
-        source[v] = op.kind == OP_STORE ? slot : in_page;
-        target[v] = op.kind == OP_STORE ? in_page : slot;
+        u32 i = v * THREADS + THREAD;
+        u64 slot = divided ? in_runs(layout, op.slot, at + i) : in_slot + 16ull * i;
+        u64 paged = in_page + 16ull * i;
+        source[v] = op.kind == OP_STORE ? slot : paged;
+        target[v] = op.kind == OP_STORE ? paged : slot;
     }
 #pragma unroll
     for (u32 v = 0; v < VECTORS; v++) {
-        if (start + v * THREADS + THREAD < end) held[v] = load(source[v]);
+        if (v * THREADS + THREAD < count) held[v] = load(source[v]);
     }
 #pragma unroll
     for (u32 v = 0; v < VECTORS; v++) {
-        if (start + v * THREADS + THREAD < end) store(target[v], held[v]);
+        if (v * THREADS + THREAD < count) store(target[v], held[v]);
     }
 }
 

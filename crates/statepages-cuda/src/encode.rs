@@ -17,7 +17,7 @@ use statepages_page::{Boundary, MaintenanceOps, PageId, SlotId};
 /// Bytes of a relocation or an image operation.
 pub(crate) const RECORD_BYTES: usize = 16;
 /// Bytes of a table that goes with a kernel's arguments: `ARGUMENT_WORDS` of the kernels' source.
-pub(crate) const ARGUMENT_BYTES: usize = 2304;
+pub(crate) const ARGUMENT_BYTES: usize = 3264;
 const IDLE: u32 = 0;
 const STORE: u32 = 1;
 const RESTORE: u32 = 2;

@@ -45,6 +45,15 @@ impl Budget {
         self.cuts
     }
 
+    pub(crate) const fn left(&self) -> Tokens {
+        self.left
+    }
+
+    /// Takes the drafts of one decode.
+    pub(crate) fn draft(&mut self, drafts: Tokens) {
+        self.left -= drafts;
+    }
+
     /// Takes one decode.
     ///
     /// # Panics
@@ -92,7 +101,7 @@ mod tests {
         Placement {
             block: BlockSize::new(4).unwrap(),
             interval,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             room: SuccessorRoom::Tokens(0),
             speculation: Speculation::Off,
         }
@@ -102,7 +111,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(prefill),
             demand: Some(Boundary::from_raw(8)),
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };
@@ -142,7 +151,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(4),
             demand: None,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };

@@ -66,7 +66,11 @@ impl Lab {
             block: BlockSize::new(setup.block).unwrap(),
             runtime,
             caching: Caching::On,
-            interval: CheckpointInterval::AnchorsOnly,
+            interval: if let Ok(g) = std::env::var("GRID") {
+                CheckpointInterval::Grid(Pages::new(g.parse().unwrap()))
+            } else {
+                CheckpointInterval::AnchorsOnly
+            },
             copying_max: None,
             order: BackendOrder::Ordered,
             speculation: Speculation::Off,
@@ -100,13 +104,18 @@ impl Lab {
 
     /// Runs the prompts in order, as many at once as the engine takes.
     fn round(&mut self, prompts: impl IntoIterator<Item = Vec<u32>>) -> Round {
+        let outputs = self.setup.outputs;
+        self.round_of(prompts.into_iter().map(|prompt| (prompt, outputs)))
+    }
+
+    fn round_of(&mut self, prompts: impl IntoIterator<Item = (Vec<u32>, u32)>) -> Round {
         let before = self.engine.snapshot();
         let mut round = Round::default();
         let mut prompts = prompts.into_iter();
         let mut waiting = 0;
         loop {
             while waiting < self.setup.seqs {
-                let Some(prompt) = prompts.next() else { break };
+                let Some((prompt, outputs)) = prompts.next() else { break };
                 self.next += 1;
                 self.engine
                     .submit(Request {
@@ -115,7 +124,7 @@ impl Lab {
                         tenant_salt: None,
                         adapter: None,
                         sampling: Sampling::GREEDY,
-                        stop: Stop::after(self.setup.outputs),
+                        stop: Stop::after(outputs),
                         logits: LogitsReport::Omit,
                     })
                     .unwrap();
@@ -172,6 +181,32 @@ fn shuffled(count: u64, seed: u64) -> Vec<u64> {
 }
 
 #[test]
+fn moon() {
+    let Ok(shares) = std::env::var("MOON") else { return };
+    let file = std::fs::read_to_string("/tmp/moon.txt").unwrap();
+    let asks: Vec<(Vec<u32>, u32)> = file
+        .lines()
+        .map(|line| {
+            let mut n = line.split(' ').map(|x| x.parse::<u64>().unwrap());
+            let (len, out) = (n.next().unwrap(), n.next().unwrap());
+            let mut prompt: Vec<u32> = n.flat_map(|id| text(id, 128)).collect();
+            prompt.truncate(len as usize);
+            (prompt, out as u32)
+        })
+        .collect();
+    for pages in shares.split(',') {
+        let pages: u32 = pages.parse().unwrap();
+        let setup = Setup { pages, units: 4, block: 64, seqs: 64, batched: 4096, outputs: 25 };
+        let mut lab = Lab::statepages(setup);
+        let r = lab.round_of(asks.iter().cloned());
+        println!("{pages}: {:.2} kv {:.2} {r:?}", r.percent(), r.kv_percent());
+        if std::env::var("DBG").is_ok() {
+            lab.engine.check();
+        }
+    }
+}
+
+#[test]
 fn explore() {
     let Ok(dir) = std::env::var("EXPLORE") else { return };
     let lens: Vec<u32> = dir.split(',').map(|x| x.trim().parse::<u32>().unwrap() / 4).collect();
@@ -186,7 +221,7 @@ fn explore() {
                 };
                 print!("{pages} {mode} {policy}:");
                 let start = std::time::Instant::now();
-                for round in 0..8u64 {
+                for round in 0..4u64 {
                     let set = if round < 2 {
                         0
                     } else if round < 4 {

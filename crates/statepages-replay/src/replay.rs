@@ -5,7 +5,7 @@
 //!
 //! `control_plane_ns` is the time inside the engine: submission (it hashes the prompt's blocks),
 //! steps (admission, placement, batches, receipts) and taking its outputs. Tokenising and making up
-//! ids are the trace's and are not in it.
+//! ids are the trace's and are not in it. Whose clock it is, the caller's [`Watch`] says.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

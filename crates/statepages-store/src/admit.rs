@@ -117,11 +117,12 @@ impl ControlPlane {
     /// Asks the policy what the prefill is cut for.
     fn keep_plan(&mut self, keys: &PromptKeys, hit: &Hit) -> KeepPlan {
         if !self.keeps_state() {
-            return KeepPlan { demand: None, scope: Scope::Every };
+            return KeepPlan { demand: None, scope: Scope::EVERY };
         }
         let cap = self.placement().resumable_cap(hit.full);
         let pages = Pages::new(self.pool.total());
-        self.policy.plan(&PlanRequest { keys, hit: *hit, cap, pages })
+        let vacant = Pages::new(self.pool.vacant());
+        self.policy.plan(&PlanRequest { keys, hit: *hit, cap, pages, vacant })
     }
 
     /// Walks the prompt's blocks as far as they are found.

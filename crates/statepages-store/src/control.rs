@@ -97,6 +97,9 @@ pub enum Filed {
     Pending,
     /// The same request had filed the same key; that entry has been replaced.
     Replaced,
+    /// The block under its key has been given up for another of the same key, so that the state
+    /// would be found by the wrong requests; it is counted as filed and lost with its KV.
+    Lost,
     /// Checkpoints are off; nothing is counted.
     Off,
     /// The cache was reset after the request had been admitted, so what it computes may rest on what
@@ -216,7 +219,7 @@ impl ControlPlane {
         Placement {
             block: self.config.block,
             interval,
-            scope: Scope::Every,
+            scope: Scope::EVERY,
             room: self.config.runtime.transfer().successor_room(),
             speculation: self.config.speculation,
         }
@@ -376,6 +379,15 @@ impl ControlPlane {
         self.pool.extend(count)
     }
 
+    /// Shrinks the pool by its highest page where that is nobody's. Where it is a request's, as where
+    /// it is a raw unit, the pool stays as it is: no page moves, so nothing has to be copied.
+    pub fn retire_free_top(&mut self) -> Retire {
+        match self.pool.total().checked_sub(1).map(PageId::new) {
+            Some(top) if self.pool.shares(top) > 0 => Retire::Busy(top),
+            _ => self.retire_top(&mut []),
+        }
+    }
+
     /// Shrinks the pool by its highest page. `residents` are all there are: those that hold the page
     /// name the one it moved to afterwards.
     ///
@@ -468,6 +480,12 @@ impl ControlPlane {
         self.events.drain()
     }
 
+    /// The block that a lookup finds under a key: parent, domain and tokens.
+    pub fn block_under(&self, key: ContentKey) -> Option<(Option<ContentKey>, DomainTag, &[u32])> {
+        let Block { parent, domain, tokens, .. } = self.index.block(self.index.page(key)?)?;
+        Some((parent, domain, tokens))
+    }
+
     /// Every block that a lookup finds: key, parent, domain and tokens, in the order of the pages.
     pub fn indexed(
         &self,
@@ -483,6 +501,7 @@ impl ControlPlane {
         let trace = self.trace_unfound(block.key);
         let mut published = self.index.publish(page, block, trace);
         if let Publish::Collision { holder } = published {
+            self.counters.blocks_collided += 1;
             self.unindex(holder);
             self.drop_content(holder);
             let trace = self.trace_unfound(block.key);
@@ -496,6 +515,7 @@ impl ControlPlane {
                 self.policy.notice(&Notice::Found { page, key, parent_key, parent, depth });
             }
             Publish::Moved { from } => {
+                self.counters.blocks_duplicate += 1;
                 self.policy.notice(&Notice::Moved { from, to: page });
                 self.drop_content(from);
             }

@@ -139,6 +139,18 @@ impl PrefixIndex {
         self.entry(page).map(|_| ContentKey::from_raw(self.entries.key(page.raw())))
     }
 
+    /// Whether the block found under `key`, where there is one, is what `page` was published for. The
+    /// page has to have kept its content since; whether it is found itself does not matter.
+    pub(crate) fn is_block_of(&self, page: PageId, key: ContentKey) -> bool {
+        let Some(holder) = self.page(key) else { return true };
+        let stands_for = |page: PageId| {
+            let Entry { parent, domain, .. } = *self.entries.value(page.raw());
+            let tokens = &self.tokens[page.index() * self.block..][..self.block];
+            (self.entries.key(page.raw()), parent, domain, tokens)
+        };
+        holder == page || stands_for(holder) == stands_for(page)
+    }
+
     /// Makes `page` the one found for `block`. `trace` is what is known of its key where the block
     /// is new.
     pub(crate) fn publish(&mut self, page: PageId, block: &Block<'_>, trace: Trace) -> Publish {

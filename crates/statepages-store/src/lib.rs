@@ -57,7 +57,7 @@ pub use counters::{Counters, Fates, Gauges};
 pub use events::{EventDrain, KvEvent};
 pub use groups::{GroupPin, GroupPool, HandOver, Resume, TakenGroup};
 pub use keys::PromptKeys;
-pub use placement::{Ahead, Chunk, KeepReason, Placement, Progress, Scope, Speculation};
+pub use placement::{Ahead, Chunk, Grid, KeepReason, Placement, Progress, Scope, Speculation};
 pub use receipt::{Outcome, Receipt};
 pub use residency::{Residency, Scratch};
 pub use runtime::{

@@ -61,12 +61,29 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All of them.
-    Every,
-    /// All of them, with the anchor so many blocks before the last that could be resumed from; where
-    /// that leaves no block, at the last.
-    Early(Pages),
-    /// What its admission asked for, and what costs no cut: demand and prompt end.
+    Ahead {
+        /// Blocks between the anchor and the last boundary that could be resumed from. Where they
+        /// would leave no block, the anchor lies at the last.
+        back: Pages,
+        /// Whether there is a grid.
+        grid: Grid,
+    },
+    /// What the admission asked for, and what costs no cut: demand and prompt end.
     Asked,
+}
+
+/// Whether boundaries of the interval's grid are kept in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// They are.
+    Kept,
+    /// They are not.
+    Skipped,
+}
+
+impl Scope {
+    /// All reasons, and the anchor at the last boundary.
+    pub const EVERY: Self = Self::Ahead { back: Pages::ZERO, grid: Grid::Kept };
 }
 
 /// A prefill chunk `(start, end]` that the budget would allow.
@@ -196,7 +213,7 @@ impl Placement {
         if at == prompt {
             return self.keeps_ends().then_some(KeepReason::PromptEnd);
         }
-        let interval = self.grid()?;
+        let interval = self.spacing()?;
         let far = at.saturating_sub(last_kept.tokens()).get()
             >= self.block.boundary_after(interval).get();
         let forks = matches!(self.room, SuccessorRoom::Tokens(1..));
@@ -226,8 +243,7 @@ impl Placement {
         let last = self.block.boundary_floor(limit);
         let anchor = match self.scope {
             Scope::Asked => None,
-            Scope::Every => Some(last),
-            Scope::Early(back) => {
+            Scope::Ahead { back, .. } => {
                 let back = self.block.boundary_after(back);
                 Some(if back < last { Boundary::from_raw(last.get() - back.get()) } else { last })
             }
@@ -239,11 +255,19 @@ impl Placement {
             .filter(move |(_, boundary)| *boundary > Boundary::ZERO && boundary.tokens() <= limit)
     }
 
-    /// Spacing of what is kept ahead of need, where there is a grid.
-    const fn grid(&self) -> Option<Pages> {
+    /// Spacing of the prompt's grid, where there is one.
+    fn grid(&self) -> Option<Pages> {
+        match self.scope {
+            Scope::Ahead { grid: Grid::Kept, .. } => self.spacing(),
+            Scope::Ahead { grid: Grid::Skipped, .. } | Scope::Asked => None,
+        }
+    }
+
+    /// The interval, where anything is spaced by it.
+    const fn spacing(&self) -> Option<Pages> {
         match (self.scope, self.interval) {
             (
-                Scope::Every | Scope::Early(_),
+                Scope::Ahead { .. },
                 CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval),
             ) => Some(interval),
             (Scope::Asked, _) | (_, CheckpointInterval::AnchorsOnly | CheckpointInterval::Off) => {

@@ -58,6 +58,8 @@ pub struct PlanRequest<'a> {
     pub cap: Boundary,
     /// Pages of the pool.
     pub pages: Pages,
+    /// Pages of it that hold nothing.
+    pub vacant: Pages,
 }
 
 /// What an admission's prefill is cut for.
@@ -245,7 +247,7 @@ impl KeepPlan {
     /// Every reason, and a demand where the KV hit reaches further than the state hit.
     pub fn reference(hit: &Hit) -> Self {
         let demand = (hit.wanted > hit.resumable).then_some(hit.wanted);
-        Self { demand, scope: Scope::Every }
+        Self { demand, scope: Scope::EVERY }
     }
 }
 

@@ -39,9 +39,17 @@ fn device() -> Option<(Libraries, Device)> {
     }
 }
 
+/// The default, or that of the environment: `STATEPAGES_KERNEL_SHAPE=192,1,10`.
+fn shape() -> KernelShape {
+    let Ok(named) = std::env::var("STATEPAGES_KERNEL_SHAPE") else { return KernelShape::MEASURED };
+    let numbers: Vec<u32> = named.split(',').map(|number| number.parse().unwrap()).collect();
+    let [threads, vectors, resident] = numbers[..] else { panic!("three numbers, got {named}") };
+    KernelShape::new(threads, vectors, resident).expect("a valid shape")
+}
+
 fn options(checks: Checks, passing: Passing) -> DeviceOptions {
     DeviceOptions {
-        shape: KernelShape::MEASURED,
+        shape: shape(),
         checks,
         staging: STAGING,
         passing,

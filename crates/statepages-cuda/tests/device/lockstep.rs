@@ -175,7 +175,7 @@ fn overflow_leaves_no_room_for_stores_and_takes_restores() {
 fn few_operations_go_as_arguments_and_many_are_uploaded() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::HostAndKernel) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let most = 2304 / 16;
+    let most = 3264 / 16;
     let staging = (StagingLimits { batches: 2, images: 4 }, Passing::Arguments);
     let backend = stand_in.backend(&layout, (40, most + 2), staging);
     let mut pair = Pair::new(&layout, backend, 11);

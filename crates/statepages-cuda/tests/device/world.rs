@@ -260,12 +260,15 @@ pub(crate) fn odd_layout(dice: &mut Dice) -> StateLayout {
 /// A layout without rings that no model has: up to 40 regions of any length, of which 36 go with a
 /// kernel's arguments, and up to 5 runs, of which 4 do; borders of both anywhere in a tile.
 pub(crate) fn odd_fixed_layout(dice: &mut Dice) -> StateLayout {
-    let most = [3, 40][dice.below(2) as usize];
-    let regions = 1 + dice.below(most);
+    let mut regions = Vec::new();
+    for _ in 0..=dice.below(5) {
+        let len = Bytes::new(16 * u64::from(1 + dice.below(300)));
+        let most = [1, 5, 20][dice.below(3) as usize];
+        let alike = dice.below(most);
+        regions.extend((0..=alike).map(|_| Region { name: "region".into(), len }));
+    }
+    regions.truncate(66);
     let mut bytes = |most: u32| 16 * u64::from(1 + dice.below(most));
-    let regions =
-        (0..regions).map(|_| Region { name: "region".into(), len: Bytes::new(bytes(300)) });
-    let regions = regions.collect();
     let (mut planes, mut segments) = (Vec::new(), Vec::new());
     for plane in 0..3u16 {
         let (first, gap, second) = (bytes(200), bytes(9), bytes(200));

@@ -466,7 +466,7 @@ impl PyControlPlane {
             prompt: Tokens::new(prompt),
             demand: demand.map(Boundary::from_raw),
         };
-        let scope = scope.map_or(Scope::Every, |scope| scope.scope);
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
         let placement = self.shared.with(|plane| plane.placement())?;
         Ok(placement.within(scope).chunk_end(&chunk).get())
     }
@@ -490,7 +490,7 @@ impl PyControlPlane {
             last_kept: Boundary::from_raw(last_kept),
             ahead: if more { Ahead::Forward } else { Ahead::Nothing },
         };
-        let scope = scope.map_or(Scope::Every, |scope| scope.scope);
+        let scope = scope.map_or(Scope::EVERY, |scope| scope.scope);
         let placement = self.shared.with(|plane| plane.placement())?;
         Ok(placement.within(scope).keep(&progress).map(reason_name))
     }
@@ -519,6 +519,8 @@ impl PyControlPlane {
                 ("demands_recorded", c.demands_recorded),
                 ("demands_declined", c.demands_declined),
                 ("resets", c.resets),
+                ("blocks_duplicate", c.blocks_duplicate),
+                ("blocks_collided", c.blocks_collided),
                 ("restores_cancelled", c.restores_cancelled),
             ],
         )
@@ -699,6 +701,7 @@ const fn filed_name(filed: Filed) -> &'static str {
     match filed {
         Filed::Pending => "pending",
         Filed::Replaced => "replaced",
+        Filed::Lost => "lost",
         Filed::Off => "off",
         Filed::Stale => "stale",
     }

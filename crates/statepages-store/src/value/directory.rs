@@ -50,7 +50,7 @@ pub(crate) struct Directory {
     keys: KeyTable,
     /// All entries, by the epoch of their last use.
     wheel: Rings,
-    /// Ghosts, the one that became one first ahead.
+    /// Ghosts, the one that became one or was asked for longest ago ahead.
     ghosts: Order,
     ranks: Ranks,
     ages: Ages,
@@ -183,6 +183,10 @@ impl Directory {
         let at = &mut self.entries[entry as usize];
         (at.used, at.span) = (self.now, 0);
         at.reads = at.reads.saturating_add(1);
+        if at.life == Life::Ghost {
+            self.ghosts.remove(entry);
+            self.ghosts.push_back(entry);
+        }
         self.wheel.push_back(slot(self.now), entry);
         self.rank(entry);
     }

@@ -11,8 +11,8 @@
 //! the first to go. Where there is none, the cheapest image goes, and the blocks that only it needed
 //! become loose: a bundle of prefix and image is kept whole or broken once, from its end.
 //!
-//! An image is worth the reads that its class gives at its age ([`ages`]), times the blocks it saves a
-//! page it holds ([`ranks`]). A new image gives up nothing that is worth as much as itself.
+//! An image is worth the reads that its class gives at its age (`ages`), times the blocks it saves a
+//! page it holds (`ranks`). A new image gives up nothing that is worth as much as itself.
 //!
 //! Everything is counted in pages asked for, so no figure depends on a clock, or on what the policy
 //! itself has kept.
@@ -29,7 +29,7 @@ mod tree;
 use statepages_page::{Boundary, Bytes, CheckpointId, ContentKey, PageId, Pages};
 
 use crate::keys::PromptKeys;
-use crate::placement::{KeepReason, Scope};
+use crate::placement::{Grid, KeepReason, Scope};
 use crate::value::ages::EPOCHS_PER_POOL;
 use crate::value::directory::{Directory, EntryIndex, Resident};
 use crate::value::ranks::Bargain;
@@ -128,11 +128,6 @@ impl Statepages {
         }
     }
 
-    /// The last entry on the first `blocks` blocks of a path.
-    fn last_entry(&self, keys: &PromptKeys, blocks: usize) -> Option<EntryIndex> {
-        (0..blocks).rev().find_map(|index| self.directory.find(keys.key(index)))
-    }
-
     /// An image was asked for.
     fn read(&mut self, entry: EntryIndex) {
         self.thrift.read(account(self.directory.reason(entry)));
@@ -161,37 +156,65 @@ impl Statepages {
     }
 
     /// The boundary that a path asks for: others went on from its last known block to something else,
-    /// so it is a prefix with several tails. Not where fewer blocks would be saved than the image has
-    /// units.
-    fn demand(&mut self, request: &PlanRequest<'_>, known: &Known, cap: usize) -> Option<Boundary> {
+    /// so it is a prefix with several tails. Where pages are not vacant, not for fewer blocks than the
+    /// image has units.
+    fn demand(&mut self, request: &PlanRequest<'_>, known: &Known) -> Option<Boundary> {
         let PlanRequest { keys, hit, pages, .. } = *request;
-        let branches = 0 < known.blocks && known.blocks < cap && known.onward == Onward::Something;
-        if !branches {
-            return None;
-        }
         let block = keys.block();
-        let blocks = u32::try_from(known.blocks).expect("blocks of a request fit u32");
-        let resumed = block.blocks_floor(hit.resumable.tokens()).get();
-        if blocks < resumed + self.units {
+        let blocks = Pages::new(u32::try_from(known.blocks).expect("blocks of a request fit u32"));
+        let boundary = block.boundary_after(blocks);
+        let resumed = block.blocks_floor(hit.resumable.tokens());
+        let least = if roomy(request) { 1 } else { self.units };
+        let branches = known.onward == Onward::Something && boundary < request.cap;
+        if !branches || blocks.get() < resumed.get() + least {
             return None;
         }
+        self.thrift.read(Account::Hedge);
         let key = keys.key(known.blocks - 1);
-        self.want(key, KeepReason::Demand, known.blocks, 0, u64::from(pages.get()));
-        Some(block.boundary_after(Pages::new(blocks)))
+        self.want(key, KeepReason::Demand, known.blocks, u64::from(pages.get()));
+        match self.thrift.spending(Account::Demand) {
+            Spending::Paying => Some(boundary),
+            Spending::Thrifty { .. } => None,
+        }
     }
 
-    /// An image for `key` is wanted, which lies `blocks` into a path that is new after `known`.
-    fn want(
+    /// What the request's own end is kept for: whoever sends the same again, or goes on from it.
+    fn ahead(
         &mut self,
-        key: ContentKey,
-        reason: KeepReason,
-        blocks: usize,
-        known: usize,
-        total: u64,
-    ) {
+        request: &PlanRequest<'_>,
+        known: &Known,
+        last: Option<EntryIndex>,
+    ) -> Scope {
+        let PlanRequest { keys, cap, pages, .. } = *request;
+        let cap = keys.block().blocks_floor(cap.tokens()).index();
+        let back = self.seams.back(cap);
+        if let Some(at) = cap.checked_sub(back.index() + 1) {
+            let anchor = keys.key(at);
+            if let Some(before) = last
+                && self.directory.find(anchor).is_none()
+            {
+                self.directory.pass(before);
+            }
+            let fresh = (at + 1).saturating_sub(known.blocks);
+            self.want(anchor, KeepReason::Anchor, fresh, u64::from(pages.get()));
+        }
+        let grid = match self.thrift.spending(Account::Hedge) {
+            Spending::Paying if roomy(request) => Grid::Kept,
+            Spending::Paying | Spending::Thrifty { .. } => Grid::Skipped,
+        };
+        let (fresh, total) = (request.hit.full.get() / keys.block().get(), pages.get());
+        self.thrift.want(Account::Hedge, fresh.into(), total.into(), self.admissions);
+        match self.thrift.spending(Account::Ahead) {
+            Spending::Paying => Scope::Ahead { back, grid },
+            Spending::Thrifty { .. } => Scope::Asked,
+        }
+    }
+
+    /// An image for `key` is wanted, with `blocks` blocks that would be kept for it.
+    fn want(&mut self, key: ContentKey, reason: KeepReason, blocks: usize, total: u64) {
         if self.directory.find(key).is_none() {
             self.directory.want(key, reason);
-            let bundle = blocks.saturating_sub(known) as u64 + u64::from(self.units);
+            let bundle = blocks as u64 + u64::from(self.units);
             self.thrift.want(account(reason), bundle, total, self.admissions);
         }
     }
@@ -206,12 +229,15 @@ impl Statepages {
         let entry = self.directory.find(key).unwrap_or_else(|| self.directory.want(key, reason));
         let node = self.tree.node(page).expect("the key of a READY image is found");
         let before = self.tree.image_before(node);
-        self.tree.cover(node, entry);
+        let other = self.tree.cover(node, entry);
         let bargain = Bargain::of(self.tree.bundle(node), self.units);
         self.directory.settle(entry, Resident { checkpoint, node, pins: 0, bargain });
         if let Some(before) = before {
             self.directory.pass(before);
             self.appraise(before);
+        }
+        if let Some(other) = other {
+            self.appraise(other);
         }
     }
 
@@ -228,9 +254,12 @@ impl Statepages {
             .find(|&page| view.is_eligible(Victim::Page(page)))
     }
 
-    fn for_store(&mut self, view: &VictimView<'_>, store: &StorePurpose) -> Option<Victim> {
-        let StorePurpose { key, boundary, reason } = *store;
-        if self.thrift.spending(account(reason)) != Spending::Paying {
+    /// What a new image may have: nothing but vacant pages for the grid, which is a hedge, and for an
+    /// account that does not pay; else loose pages, and of images those that are worth less than it.
+    fn for_store(&mut self, view: &VictimView<'_>, store: StorePurpose) -> Option<Victim> {
+        let StorePurpose { key, boundary, reason } = store;
+        let pays = self.thrift.spending(account(reason)) == Spending::Paying;
+        if reason == KeepReason::Grid || !pays {
             return None;
         }
         if let Some(page) = self.loose_page(view) {
@@ -239,57 +268,40 @@ impl Statepages {
         let bundle = match view.page(key).and_then(|page| self.tree.node(page)) {
             Some(node) => self.tree.bundle(node),
             // Its blocks are computed and not reported yet.
-            None => {
-                let blocks = view.blocks(boundary);
-                Bundle { saves: blocks, alone: blocks }
-            }
+            None => Bundle { saves: view.blocks(boundary), alone: view.blocks(boundary) },
         };
         let entry = self.directory.find(key).unwrap_or_else(|| self.directory.want(key, reason));
         let own = self.directory.level(entry, Bargain::of(bundle, self.units));
         let (cheapest, level) = self.directory.cheapest()?;
-        let resident = self.directory.resident(cheapest).expect("what is ranked is resident");
-        (own > level).then_some(Victim::Checkpoint(resident.checkpoint))
+        (own > level).then(|| self.checkpoint(cheapest))
+    }
+
+    fn checkpoint(&self, ranked: EntryIndex) -> Victim {
+        let resident = self.directory.resident(ranked).expect("what is ranked is resident");
+        Victim::Checkpoint(resident.checkpoint)
     }
 }
 
 impl VictimPolicy for Statepages {
     fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
-        let PlanRequest { keys, hit, cap, pages } = *request;
+        let PlanRequest { keys, hit, cap, pages, .. } = *request;
         let block = keys.block();
-        let total = u64::from(pages.get());
         self.admissions += 1;
         let asked = block.blocks_ceil(hit.full).get();
-        self.tick(u64::from(asked + self.units), total);
-
-        let cap_blocks = block.blocks_floor(cap.tokens()).index();
-        let known = self.known(keys, cap_blocks);
+        self.tick(u64::from(asked + self.units), u64::from(pages.get()));
+        let cap = block.blocks_floor(cap.tokens()).index();
+        let known = self.known(keys, cap);
         if let Some(back) = known.back {
             self.seams.see(back);
         }
-        let last = self.last_entry(keys, cap_blocks);
+        let last = (0..cap).rev().find_map(|index| self.directory.find(keys.key(index)));
         self.planned = last;
         if let Some(entry) = last {
             self.read(entry);
         }
-        self.see(keys, cap_blocks);
-        let demand = self.demand(request, &known, cap_blocks);
-        let back = self.seams.back(cap_blocks);
-        if cap_blocks > 0 {
-            let at = cap_blocks - back.index();
-            let anchor = keys.key(at - 1);
-            let fresh = self.directory.find(anchor).is_none();
-            if fresh && let Some(before) = last {
-                self.directory.pass(before);
-            }
-            self.want(anchor, KeepReason::Anchor, at, known.blocks, total);
-        }
-        let scope = match self.thrift.spending(Account::Ahead) {
-            Spending::Paying if back.get() == 0 => Scope::Every,
-            Spending::Paying => Scope::Early(back),
-            Spending::Thrifty { .. } => Scope::Asked,
-        };
-        let paying = self.thrift.spending(Account::Demand) == Spending::Paying;
-        KeepPlan { demand: demand.filter(|_| paying), scope }
+        self.see(keys, cap);
+        let scope = self.ahead(request, &known, last);
+        KeepPlan { demand: self.demand(request, &known), scope }
     }
 
     fn notice(&mut self, notice: &Notice) {
@@ -312,8 +324,11 @@ impl VictimPolicy for Statepages {
             Notice::Removed { checkpoint, key, .. } => {
                 let (entry, resident) =
                     self.resident_of(key, checkpoint).expect("a READY image is known");
-                self.tree.uncover(resident.node);
+                let other = self.tree.uncover(resident.node);
                 self.directory.vanish(entry);
+                if let Some(other) = other {
+                    self.appraise(other);
+                }
             }
             Notice::Found { page, parent, depth, .. } => self.tree.found(page, parent, depth),
             Notice::Moved { from, to } => self.tree.moved(from, to),
@@ -326,14 +341,13 @@ impl VictimPolicy for Statepages {
 
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
         match purpose {
-            Purpose::Store(store) => self.for_store(view, &store),
+            Purpose::Store(store) => self.for_store(view, store),
             Purpose::Live => {
                 if let Some(page) = self.loose_page(view) {
                     return Some(Victim::Page(page));
                 }
-                let (entry, _) = self.directory.cheapest()?;
-                let resident = self.directory.resident(entry).expect("what is ranked is resident");
-                Some(Victim::Checkpoint(resident.checkpoint))
+                let (cheapest, _) = self.directory.cheapest()?;
+                Some(self.checkpoint(cheapest))
             }
         }
     }
@@ -355,12 +369,17 @@ impl VictimPolicy for Statepages {
     }
 }
 
+/// Whether so many pages are vacant that images beside those most likely read cost nothing: the pages
+/// of the request, and as many again.
+const fn roomy(request: &PlanRequest<'_>) -> bool {
+    let PlanRequest { keys, hit, vacant, .. } = *request;
+    vacant.get() / 2 >= keys.block().blocks_ceil(hit.full).get()
+}
+
 const fn account(reason: KeepReason) -> Account {
     match reason {
         KeepReason::Demand => Account::Demand,
-        KeepReason::Grid
-        | KeepReason::Anchor
-        | KeepReason::PromptEnd
-        | KeepReason::DecodeSpacing => Account::Ahead,
+        KeepReason::Grid => Account::Hedge,
+        KeepReason::Anchor | KeepReason::PromptEnd | KeepReason::DecodeSpacing => Account::Ahead,
     }
 }

@@ -77,7 +77,7 @@ impl Cell {
 
     /// What an image of the cell is worth.
     pub(crate) fn level(self, ages: &Ages) -> Level {
-        let worth = ages.worth(self.class, self.span) * self.bargain.factor();
+        let worth = ages.worth(self.class, self.span) * self.bargain.factor().sqrt();
         // The bits of a positive number are in the order of numbers: exponent first, then four bits
         // of what follows it.
         let bits = (worth.to_bits() >> 48) as u32;

@@ -4,8 +4,10 @@
 //!   paying --two pools of bundles unread--> thrifty --one of them would have been read--> paying
 //! ```
 //!
-//! Two accounts: images kept ahead of any need (anchors, prompt ends, grid, decode), and those that an
-//! earlier prompt's path asks for (demand). Each counts the pages of the bundles it was kept for since
+//! Three accounts: images kept ahead of any need (anchors, prompt ends, decode); those that an
+//! earlier prompt's path asks for (demand); and the grid, a hedge against paths that leave others where
+//! no image is. A path that did so counts as a read of the hedge, and before the first one its credit is
+//! small. Each counts the pages of the bundles it was kept for since
 //! one of its images was last asked for. A thrifty account cuts no prefill and gives nothing up;
 //! images that need no cut and find vacant pages are stored all the same.
 //!
@@ -19,6 +21,8 @@ pub(crate) enum Account {
     Ahead,
     /// A prefix that has come twice.
     Demand,
+    /// A path that may leave another one anywhere: the grid.
+    Hedge,
 }
 
 /// Whether an account pays for cuts and evictions.
@@ -33,24 +37,32 @@ pub enum Spending {
     },
 }
 
-/// Pools of unread bundles after which an account stops paying.
-const POOLS_UNREAD: u64 = 2;
+/// How much may go unread before an account stops paying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Credit {
+    /// An eighth of a pool: what it costs to see whether traffic is of a kind.
+    Sample,
+    /// Two pools: what is kept has been given up by then unless it was read.
+    TwoPools,
+}
 
 /// The two accounts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Thrift {
-    accounts: [State; 2],
+    accounts: [State; 3],
 }
 
 #[derive(Clone, Copy, Debug)]
 struct State {
     unread: u64,
+    credit: Credit,
     spending: Spending,
 }
 
 impl Thrift {
     pub(crate) const fn new() -> Self {
-        Self { accounts: [State { unread: 0, spending: Spending::Paying }; 2] }
+        let paying = State { unread: 0, credit: Credit::TwoPools, spending: Spending::Paying };
+        Self { accounts: [paying, paying, State { credit: Credit::Sample, ..paying }] }
     }
 
     pub(crate) const fn spending(&self, account: Account) -> Spending {
@@ -59,15 +71,20 @@ impl Thrift {
 
     /// An image of the account was asked for.
     pub(crate) const fn read(&mut self, account: Account) {
-        self.accounts[account as usize] = State { unread: 0, spending: Spending::Paying };
+        self.accounts[account as usize] =
+            State { unread: 0, credit: Credit::TwoPools, spending: Spending::Paying };
     }
 
     /// Admission number `admission` wants an image of the account, for a bundle of so many pages.
     pub(crate) const fn want(&mut self, account: Account, bundle: u64, pool: u64, admission: u64) {
         let state = &mut self.accounts[account as usize];
         state.unread = state.unread.saturating_add(bundle);
+        let credit = match state.credit {
+            Credit::Sample => pool / 8,
+            Credit::TwoPools => 2 * pool,
+        };
         if let Spending::Paying = state.spending
-            && state.unread >= POOLS_UNREAD * pool
+            && state.unread >= credit
         {
             state.spending = Spending::Thrifty { since: admission };
         }

@@ -45,6 +45,8 @@ struct Node {
     depth: u32,
     generation: u32,
     cover: u32,
+    /// All covered children, by exclusive or: where there is one, it.
+    heirs: NodeIndex,
     /// The image on the block, as the directory's index of it.
     image: Option<EntryIndex>,
 }
@@ -90,6 +92,7 @@ impl Tree {
             depth: 0,
             generation: 0,
             cover: 0,
+            heirs: 0,
             image: None,
         };
         Self {
@@ -115,7 +118,8 @@ impl Tree {
         let index = self.absent.pop().expect("no more blocks are found than there are pages");
         let node = &mut self.nodes[index as usize];
         let generation = node.generation;
-        *node = Node { page, parent, depth: depth.get(), generation, cover: 0, image: None };
+        *node =
+            Node { page, parent, depth: depth.get(), generation, cover: 0, heirs: 0, image: None };
         assert_eq!(self.pages[page.index()].node, None, "{page} holds one block");
         self.pages[page.index()].node = Some(index);
     }
@@ -133,10 +137,10 @@ impl Tree {
         let index = self.pages[page.index()].node.take().expect("a block that is lost was found");
         assert_eq!(self.nodes[index as usize].image, None, "the image goes first");
         if self.nodes[index as usize].cover > 0 {
-            self.uncover_from(self.parent(index));
+            self.forsake(index);
         }
         let node = &mut self.nodes[index as usize];
-        node.cover = 0;
+        (node.cover, node.heirs) = (0, 0);
         node.generation = node.generation.wrapping_add(1);
         self.absent.push(index);
     }
@@ -146,7 +150,7 @@ impl Tree {
         for page in 0..self.pages.len() {
             if let Some(index) = self.pages[page].node.take() {
                 let node = &mut self.nodes[index as usize];
-                node.cover = 0;
+                (node.cover, node.heirs) = (0, 0);
                 node.generation = node.generation.wrapping_add(1);
                 self.absent.push(index);
             }
@@ -191,33 +195,41 @@ impl Tree {
         self.pages[page.index()].node
     }
 
-    /// An image lies on a block.
-    pub(crate) fn cover(&mut self, index: NodeIndex, image: EntryIndex) {
+    /// An image lies on a block. Answers the other image whose bundle is smaller by it, if there is
+    /// one: of what that one held alone, the two hold a part together now.
+    pub(crate) fn cover(&mut self, index: NodeIndex, image: EntryIndex) -> Option<EntryIndex> {
         let node = &mut self.nodes[index as usize];
         assert_eq!(node.image, None, "one image a block");
         node.image = Some(image);
-        let mut at = Some(index);
-        while let Some(index) = at {
-            let node = &mut self.nodes[index as usize];
-            node.cover += 1;
-            if node.cover > 1 {
-                break;
-            }
-            let page = node.page;
+        node.cover += 1;
+        let mut covered = index;
+        while self.nodes[covered as usize].cover == 1 {
+            let page = self.nodes[covered as usize].page;
             if self.pages[page.index()].hold == Hold::Loose {
                 self.loose.remove(page.raw());
                 self.pages[page.index()].hold = Hold::Covered;
             }
-            at = self.parent(index);
+            let parent = self.parent(covered)?;
+            let node = &mut self.nodes[parent as usize];
+            node.cover += 1;
+            node.heirs ^= covered;
+            if node.cover == 2 && node.image.is_none() {
+                let other = node.heirs ^ covered;
+                return self.image_below(other);
+            }
+            covered = parent;
         }
+        self.nodes[covered as usize].image.filter(|&other| other != image)
     }
 
-    /// The image on a block is gone.
-    pub(crate) fn uncover(&mut self, index: NodeIndex) {
+    /// The image on a block is gone. Answers the image that now holds alone what the two held
+    /// together, if there is one.
+    pub(crate) fn uncover(&mut self, index: NodeIndex) -> Option<EntryIndex> {
         let node = &mut self.nodes[index as usize];
         assert!(node.image.is_some(), "an image lay there");
         node.image = None;
-        self.uncover_from(Some(index));
+        node.cover -= 1;
+        self.loosen_from(index)
     }
 
     /// What an image on a block saves, and what is held for it alone: whether it lies there already
@@ -248,18 +260,44 @@ impl Tree {
             .find_map(|node| self.nodes[node as usize].image)
     }
 
-    fn uncover_from(&mut self, mut at: Option<NodeIndex>) {
-        while let Some(index) = at {
-            let node = &mut self.nodes[index as usize];
+    /// A covered block leaves its parent.
+    fn forsake(&mut self, index: NodeIndex) {
+        if let Some(parent) = self.parent(index) {
+            let node = &mut self.nodes[parent as usize];
             node.cover -= 1;
-            if node.cover > 0 {
-                break;
-            }
-            let page = node.page;
+            node.heirs ^= index;
+            self.loosen_from(parent);
+        }
+    }
+
+    /// Goes on from a block that may have ceased to be covered.
+    fn loosen_from(&mut self, from: NodeIndex) -> Option<EntryIndex> {
+        let mut index = from;
+        while self.nodes[index as usize].cover == 0 {
+            let page = self.nodes[index as usize].page;
             if self.pages[page.index()].hold == Hold::Covered {
                 self.loosen(page);
             }
-            at = self.parent(index);
+            let parent = self.parent(index)?;
+            let node = &mut self.nodes[parent as usize];
+            node.cover -= 1;
+            node.heirs ^= index;
+            index = parent;
+        }
+        let node = &self.nodes[index as usize];
+        if node.cover == 1 { self.image_below(index) } else { node.image }
+    }
+
+    /// The image on the only covered path from a block on.
+    fn image_below(&self, from: NodeIndex) -> Option<EntryIndex> {
+        let mut index = from;
+        loop {
+            let node = &self.nodes[index as usize];
+            match (node.image, node.cover) {
+                (Some(image), _) => return Some(image),
+                (None, 1) => index = node.heirs,
+                (None, _) => return None,
+            }
         }
     }
 
@@ -276,6 +314,7 @@ impl Tree {
     /// Audits counts and orders in O(n).
     pub(crate) fn check(&self) {
         let mut covers = vec![0; self.nodes.len()];
+        let mut heirs = vec![0; self.nodes.len()];
         let live =
             |index: usize| self.pages[self.nodes[index].page.index()].node == Some(index as u32);
         for index in 0..self.nodes.len() {
@@ -286,11 +325,13 @@ impl Tree {
                 && let Some(parent) = self.parent(index as u32)
             {
                 covers[parent as usize] += 1;
+                heirs[parent as usize] ^= index as u32;
             }
         }
         let mut loose = 0;
         for (index, node) in self.nodes.iter().enumerate().filter(|&(index, _)| live(index)) {
             assert_eq!(node.cover, covers[index], "cover of {}", node.page);
+            assert_eq!(node.heirs, heirs[index], "covered children of {}", node.page);
             let hold = self.pages[node.page.index()].hold;
             assert!(hold != Hold::Loose || node.cover == 0, "{} is loose", node.page);
             assert!(hold != Hold::Covered || node.cover > 0, "{} is covered", node.page);

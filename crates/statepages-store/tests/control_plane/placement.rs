@@ -13,7 +13,7 @@ fn placement(interval: CheckpointInterval) -> Placement {
     Placement {
         block: block(),
         interval,
-        scope: Scope::Every,
+        scope: Scope::EVERY,
         room: SuccessorRoom::Tokens(0),
         speculation: Speculation::Off,
     }
