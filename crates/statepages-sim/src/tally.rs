@@ -167,12 +167,19 @@ pub const MEETINGS_MIN: u64 = 50;
 
 /// Pairs that need several accidents at once, of which a standard run has only a few: one will do.
 ///
-/// A live request finds no page only where no store is in flight, so the EVICTING record it meets has
-/// to be a READY one that was reset within its reader's flight, on a pool that live pages fill even
-/// so. A restore stays queued over a turn only where that turn built no batch, so every running
-/// request has to be in flight on a backend without order, and the first to land has to need a page.
-const ACCIDENTS: [(Fault, Met); 2] =
-    [(Fault::NoPage, Met::Evicting), (Fault::NoPage, Met::QueuedRestore)];
+/// A live request finds no page only where no store is in flight; a record that is read then, or the
+/// EVICTING one that was reset within its reader's flight, has to be on a pool that live pages fill
+/// even so. A restore stays queued over a turn only where that turn built no batch: every running
+/// request has to be in flight on a backend without order. That the first to land needs a page, that
+/// a batch is built ahead in the very turn before or after, and that the pool grows just then, are
+/// accidents on top.
+const ACCIDENTS: [(Fault, Met); 5] = [
+    (Fault::NoPage, Met::Pinned),
+    (Fault::NoPage, Met::Evicting),
+    (Fault::NoPage, Met::QueuedRestore),
+    (Fault::BuiltAhead, Met::QueuedRestore),
+    (Fault::Extend, Met::QueuedRestore),
+];
 
 impl Tally {
     pub(crate) fn meet(&mut self, fault: Fault, met: impl IntoIterator<Item = Met>) {
