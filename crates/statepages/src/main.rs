@@ -11,7 +11,6 @@ mod demo;
 mod generate;
 mod geometry_command;
 mod metrics;
-mod model_config;
 mod session;
 mod sim_command;
 mod size;
