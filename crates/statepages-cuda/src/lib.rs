@@ -14,6 +14,7 @@ mod api;
 mod backend;
 mod compile;
 mod device;
+mod direct;
 mod encode;
 mod error;
 mod graph;
@@ -24,7 +25,7 @@ mod staging;
 mod tables;
 
 pub use api::Vendor;
-pub use backend::{DeviceBackend, DeviceOptions};
+pub use backend::{DeviceBackend, DeviceOptions, Passing};
 pub use compile::{CacheOutcome, Checks, KERNEL_SOURCE, Kernels, compile_for};
 pub use device::{Allocation, Device, Event, Libraries, Processor, Stream};
 pub use encode::GraphShape;

@@ -41,3 +41,4 @@ pub use request::{LogitsReport, Refusal, Request, Sampling, Stop, TokenPlace};
 pub use runner::{
     LogitsWanted, RemoteState, Row, RowOutput, RunError, Runner, StepBatch, StepResult,
 };
+pub use schedule::Passes;

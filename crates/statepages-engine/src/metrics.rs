@@ -83,6 +83,10 @@ pub struct Totals {
     pub batches: u64,
     /// Batches that failed.
     pub batches_failed: u64,
+    /// Prefill chunks, of batches that failed, too.
+    pub prefill_chunks: u64,
+    /// Of these, chunks that placement ended: each is one chunk more than without placement.
+    pub placement_cuts: u64,
     /// Tokens computed in batches that succeeded.
     pub computed: u64,
     /// Tokens generated.

@@ -8,19 +8,50 @@ use statepages_store::{Chunk, Placement};
 
 use crate::sequence::Place;
 
-/// Tokens a batch may still take.
+/// Which requests a batch takes together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passes {
+    /// Decodes first, then prefills and admissions with what they leave of the budget.
+    Mixed,
+    /// Prefills and admissions alone while there are any, else decodes alone: for comparison with
+    /// schedulers that keep the two apart.
+    PrefillFirst,
+}
+
+/// Tokens a batch may still take, and how its prefill was cut.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: Tokens,
+    chunks: u64,
+    cuts: u64,
 }
 
 impl Budget {
     pub(crate) const fn new(tokens: Tokens) -> Self {
-        Self { left: tokens }
+        Self { left: tokens, chunks: 0, cuts: 0 }
     }
 
     pub(crate) fn is_spent(&self) -> bool {
         self.left == Tokens::ZERO
+    }
+
+    /// Prefill chunks taken.
+    pub(crate) const fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Of these, chunks that end on a boundary to be kept, before budget or prefill would end them.
+    pub(crate) const fn cuts(&self) -> u64 {
+        self.cuts
+    }
+
+    pub(crate) const fn left(&self) -> Tokens {
+        self.left
+    }
+
+    /// Takes the drafts of one decode.
+    pub(crate) fn draft(&mut self, drafts: Tokens) {
+        self.left -= drafts;
     }
 
     /// Takes one decode.
@@ -45,7 +76,7 @@ impl Budget {
             return None;
         }
         let room = self.left.min(place.prefill - start);
-        let end = placement.chunk_end(&Chunk {
+        let end = placement.within(place.scope).chunk_end(&Chunk {
             start,
             end: start + room,
             prompt: place.prefill,
@@ -53,6 +84,8 @@ impl Budget {
         });
         assert!(start < end, "a chunk makes progress");
         self.left -= end - start;
+        self.chunks += 1;
+        self.cuts += u64::from(end < start + room);
         Some(end)
     }
 }
@@ -60,7 +93,7 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use statepages_page::{BlockSize, Boundary, Pages};
-    use statepages_store::{CheckpointInterval, Speculation, SuccessorRoom};
+    use statepages_store::{CheckpointInterval, Scope, Speculation, SuccessorRoom};
 
     use super::*;
 
@@ -68,6 +101,7 @@ mod tests {
         Placement {
             block: BlockSize::new(4).unwrap(),
             interval,
+            scope: Scope::EVERY,
             room: SuccessorRoom::Tokens(0),
             speculation: Speculation::Off,
         }
@@ -77,6 +111,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(prefill),
             demand: Some(Boundary::from_raw(8)),
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };
@@ -116,6 +151,7 @@ mod tests {
         let place = Place {
             prefill: Tokens::new(4),
             demand: None,
+            scope: Scope::EVERY,
             last_kept: Boundary::ZERO,
             unasked: None,
         };

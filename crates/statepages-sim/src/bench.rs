@@ -15,9 +15,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
-    ControlPlane, ControlPlaneConfig, Filed, KeepReason, Notice, Outcome, PromptKeys, Purpose,
-    Residency, Schedulers, Speculation, StateRuntime, StateTransfer, Victim, VictimPolicy,
-    VictimView,
+    ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome, PlanRequest,
+    PolicyReport, PromptKeys, Purpose, Residency, Schedulers, Speculation, StateRuntime,
+    StateTransfer, Victim, VictimPolicy, VictimView,
 };
 
 use crate::random::Random;
@@ -57,6 +57,16 @@ impl VictimPolicy for Told {
             page().or_else(record)
         }
     }
+
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+
+    fn check(&self) {}
 }
 
 struct Bench<'a> {

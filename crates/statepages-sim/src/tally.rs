@@ -31,11 +31,23 @@ pub enum Fault {
     LoadCancelled,
     /// A remote load completed again, or too late for anybody.
     LoadRepeated,
+    /// A remote load was lost: it ends for nobody.
+    LoadLost,
+    /// A draft was not the request's next token.
+    DraftRejected,
+    /// A block was published under the key of another.
+    KeyCollision,
+    /// A block was published that another page had held.
+    DuplicateBlock,
+    /// The pool grew.
+    Extend,
+    /// The highest page was asked for, and given or not.
+    Retire,
 }
 
 impl Fault {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 19] = [
         Self::Abort,
         Self::Reset,
         Self::Burst,
@@ -49,6 +61,12 @@ impl Fault {
         Self::LoadFailed,
         Self::LoadCancelled,
         Self::LoadRepeated,
+        Self::LoadLost,
+        Self::DraftRejected,
+        Self::KeyCollision,
+        Self::DuplicateBlock,
+        Self::Extend,
+        Self::Retire,
     ];
 
     /// Its name in reports.
@@ -67,6 +85,12 @@ impl Fault {
             Self::LoadFailed => "load_failed",
             Self::LoadCancelled => "load_cancelled",
             Self::LoadRepeated => "load_repeated",
+            Self::LoadLost => "load_lost",
+            Self::DraftRejected => "draft_rejected",
+            Self::KeyCollision => "key_collision",
+            Self::DuplicateBlock => "duplicate_block",
+            Self::Extend => "extend",
+            Self::Retire => "retire",
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use statepages_page::{Boundary, RequestId, Tokens};
 
 use crate::keys::PromptKeys;
+use crate::placement::{KeepReason, Scope};
 use crate::residency::Residency;
 
 /// A request that wants a slot and pages for all the tokens it has to prefill.
@@ -58,9 +59,12 @@ pub enum Refusal {
 pub struct AdmitReport {
     /// What was found; `hit.resumable` tokens are resumed.
     pub hit: Hit,
-    /// The boundary a checkpoint is wanted at, where the KV hit reached further than the state hit
-    /// and an image still fits.
+    /// The boundary a checkpoint is wanted at by the policy, and an image still fits.
     pub demand: Option<Boundary>,
+    /// Why the checkpoint that is resumed from was kept; `None` where nothing is resumed.
+    pub resumed: Option<KeepReason>,
+    /// What else the prefill is cut for: [`Placement::within`](crate::Placement::within).
+    pub scope: Scope,
     /// Where the tokens that are not resumed went: `hit.resumable + losses == hit.full`.
     pub losses: Losses,
 }

@@ -14,9 +14,10 @@ use crate::config::Caching;
 use crate::control::{ControlPlane, Images};
 use crate::index::{Block, Trace};
 use crate::keys::PromptKeys;
+use crate::placement::Scope;
 use crate::pool::Claim;
 use crate::residency::Residency;
-use crate::victim::Notice;
+use crate::victim::{KeepPlan, Notice, PlanRequest};
 
 /// What a prompt finds.
 struct Found {
@@ -76,8 +77,10 @@ impl ControlPlane {
             return Ok(Admit::Refused(Refusal::NoRoom));
         }
         let wanted = hit.wanted > hit.resumable;
-        let demand = (wanted && self.image_fits(taken, 1, record)).then_some(hit.wanted);
+        let plan = self.keep_plan(keys, &hit);
+        let demand = plan.demand.filter(|_| self.image_fits(taken, 1, record));
         let losses = self.losses(&hit, chain, claims);
+        let resumed = record.map(|record| self.store.image(record).reason);
 
         // Past this point nothing fails.
         let slot = self.slots.take(hit.resumable.tokens()).expect("a slot is free");
@@ -85,7 +88,8 @@ impl ControlPlane {
             self.store.pin(record);
             self.restores.push(slot, record);
             let checkpoint = self.store.id(record);
-            self.policy.notice(&Notice::Hit { checkpoint, request: id });
+            let key = self.store.image(record).key;
+            self.policy.notice(&Notice::Hit { checkpoint, key, request: id });
         }
         let mut pages = self.spare_tables.pop().unwrap_or_default();
         for &page in &chain[..claims] {
@@ -99,14 +103,26 @@ impl ControlPlane {
         self.residents += 1;
         self.counters.admitted += 1;
         match (wanted && self.keeps_state(), demand) {
-            (true, Some(_)) => self.counters.demands_recorded += 1,
+            (_, Some(_)) => self.counters.demands_recorded += 1,
             (true, None) => self.counters.demands_declined += 1,
-            (false, _) => {}
+            (false, None) => {}
         }
         let published = blocks - fresh;
         let residency =
             Residency { request: id, slot, pages, era: self.era, published: published.get() };
-        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, losses }))
+        let scope = plan.scope;
+        Ok(Admit::Admitted(residency, AdmitReport { hit, demand, resumed, scope, losses }))
+    }
+
+    /// Asks the policy what the prefill is cut for.
+    fn keep_plan(&mut self, keys: &PromptKeys, hit: &Hit) -> KeepPlan {
+        if !self.keeps_state() {
+            return KeepPlan { demand: None, scope: Scope::EVERY };
+        }
+        let cap = self.placement().resumable_cap(hit.full);
+        let pages = Pages::new(self.pool.total());
+        let vacant = Pages::new(self.pool.vacant());
+        self.policy.plan(&PlanRequest { keys, hit: *hit, cap, pages, vacant })
     }
 
     /// Walks the prompt's blocks as far as they are found.
@@ -198,7 +214,7 @@ impl ControlPlane {
             return Some(LossReason::Copying);
         }
         match self.index.trace(page) {
-            Trace::Never => None,
+            Trace::Never | Trace::Filed => None,
             Trace::Dropped => Some(LossReason::Dropped),
             Trace::Evicted => Some(LossReason::Evicted),
             Trace::Failed => Some(LossReason::Failed),

@@ -19,7 +19,7 @@ use crate::receipt::{Cargo, Outcome, Proof, Receipt, StoreTicket};
 use crate::residency::{Residency, Scratch};
 use crate::room::Room;
 use crate::slots::{SlotBytes, SlotRelease, Untouch};
-use crate::victim::Notice;
+use crate::victim::{Notice, StorePurpose};
 
 /// How a batch touches a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,16 @@ impl ControlPlane {
         }
         if residency.era != self.era {
             return Filed::Stale;
+        }
+        let blocks = self.config.block.blocks_ceil(boundary.tokens()).index();
+        let own = residency.pages.get(blocks.wrapping_sub(1)).copied();
+        let own = own.unwrap_or_else(|| panic!("{}: no page ends at {boundary:?}", residency.slot));
+        let reported = self.slots.computed(residency.slot) >= boundary.tokens();
+        if reported && !self.index.is_block_of(own, key) {
+            self.counters.filed += 1;
+            self.counters.unfiled += 1;
+            self.counters.orphaned_keys += 1;
+            return Filed::Lost;
         }
         let image = Image { key, boundary, reason, request: residency.request };
         self.file_entry(residency.slot, Entry { image, source: Source::Own })
@@ -168,7 +178,7 @@ impl ControlPlane {
         }
         for record in cargo.restores.drain(..) {
             self.restores_in_flight -= 1;
-            self.store.unpin(record, &mut self.pool);
+            self.unpin(record);
         }
         for (slot, tenancy) in cargo.written.drain(..) {
             if outcome == Outcome::Failed {
@@ -204,6 +214,7 @@ impl ControlPlane {
         }
         self.supersede(slot);
         self.counters.filed += 1;
+        self.index.note_filed(entry.image.key);
         self.pending.insert(slot, entry);
         Filed::Pending
     }
@@ -254,7 +265,9 @@ impl ControlPlane {
             }
             let mut verdict = self.judge(slot, &entry);
             let units = self.store.units_per_record();
-            if verdict == Verdict::Store && self.make_room(units) == Room::Declined {
+            let Image { key, boundary, reason, .. } = entry.image;
+            let purpose = StorePurpose { key, boundary, reason };
+            if verdict == Verdict::Store && self.make_room(units, purpose) == Room::Declined {
                 verdict = Verdict::NoRoom;
             }
             if self.pending.first() != Some(slot) {
@@ -402,7 +415,8 @@ impl ControlPlane {
             Written::Ready(checkpoint) => {
                 let page = self.index.page(key).expect("a READY record's key is found");
                 let parent = self.index.block(page).and_then(|block| block.parent);
-                let ready = Notice::Ready { checkpoint, key, parent, boundary, reason, request };
+                let ready =
+                    Notice::Ready { checkpoint, key, page, parent, boundary, reason, request };
                 self.policy.notice(&ready);
             }
         }

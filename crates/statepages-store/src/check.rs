@@ -1,6 +1,7 @@
 //! The audit of the whole, for tests and simulators.
 
 use crate::control::ControlPlane;
+use crate::index::Trace;
 
 impl ControlPlane {
     /// Audits everything in O(n).
@@ -10,12 +11,17 @@ impl ControlPlane {
     pub fn check(&self) {
         self.pool.check();
         self.store.check(&self.pool);
+        self.policy.check();
         assert_eq!(self.pool.held(), 0, "no page is held between operations");
         let taken = self.slots.check();
         assert!(self.residents <= taken, "every residency has a slot");
         self.counters().check(&self.gauges());
         for key in self.store.ready_keys() {
             assert!(self.index.page(key).is_some(), "READY {key:?} is found by the index");
+        }
+        let filed = self.pending.keys().chain(self.store.keys());
+        for page in filed.filter_map(|key| self.index.page(key)) {
+            assert!(self.index.trace(page) != Trace::Never, "{page}'s key is known to be filed");
         }
         for page in self.index.pages() {
             let live = self.pool.shares(page) > 0;

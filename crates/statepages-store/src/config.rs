@@ -74,8 +74,11 @@ pub enum CheckpointInterval {
     Off,
     /// `-1`: no grid and no decode spacing; anchor, demand and prompt end only.
     AnchorsOnly,
-    /// Every so many blocks.
+    /// Every so many blocks, and all the other reasons.
     Grid(Pages),
+    /// Every so many blocks, and where an admission found blocks without state: neither anchors nor
+    /// prompt ends. No flag's value names it; replays compare other systems by it.
+    GridAndDemand(Pages),
 }
 
 /// The flag's value was no multiple of the block and has been rounded down. For a warning.

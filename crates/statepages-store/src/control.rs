@@ -22,15 +22,16 @@ use statepages_page::{
     Tokens,
 };
 
-use crate::checkpoint::CheckpointStore;
+use crate::checkpoint::{CheckpointStore, RecordIndex};
 use crate::config::Schedulers;
 use crate::config::{BackendOrder, Caching, CheckpointInterval, ConfigError, ControlPlaneConfig};
 use crate::counters::{Counters, Gauges};
 use crate::events::{EventDrain, EventLog};
 use crate::index::{Block, PrefixIndex, Publish, Trace};
 use crate::keys::PromptKeys;
+use crate::order::Order;
 use crate::pending::Pending;
-use crate::placement::Placement;
+use crate::placement::{Placement, Scope};
 use crate::pool::{Afterlife, PagePool, RetireTop, Unshare};
 use crate::receipt::Cargo;
 use crate::residency::Residency;
@@ -38,6 +39,7 @@ use crate::restores::Restores;
 use crate::room::Planned;
 use crate::runtime::StateTransfer;
 use crate::slots::{SlotBytes, SlotPool, SlotRelease};
+use crate::value::PolicyReport;
 use crate::victim::{Notice, VictimPolicy};
 
 /// The control plane. See the crate's head for the order of calls in a step.
@@ -95,6 +97,9 @@ pub enum Filed {
     Pending,
     /// The same request had filed the same key; that entry has been replaced.
     Replaced,
+    /// The block under its key has been given up for another of the same key, so that the state
+    /// would be found by the wrong requests; it is counted as filed and lost with its KV.
+    Lost,
     /// Checkpoints are off; nothing is counted.
     Off,
     /// The cache was reset after the request had been admitted, so what it computes may rest on what
@@ -155,13 +160,14 @@ impl ControlPlane {
         policy: Box<dyn VictimPolicy>,
     ) -> Result<Self, ConfigError> {
         let ControlPlaneConfig { pages, pages_max, slots, block, .. } = config;
-        if pages > pages_max || pages_max.get() > u32::MAX / block.get() {
+        let nameable = Order::CAPACITY_MAX.min(u32::MAX / block.get());
+        if pages > pages_max || pages_max.get() > nameable {
             return Err(ConfigError::Pages { pages, pages_max });
         }
         if slots == 0 {
             return Err(ConfigError::NoSlots);
         }
-        if slots == u32::MAX {
+        if slots > Order::CAPACITY_MAX {
             return Err(ConfigError::Slots { slots });
         }
         let images = images(&config)?;
@@ -213,6 +219,7 @@ impl ControlPlane {
         Placement {
             block: self.config.block,
             interval,
+            scope: Scope::EVERY,
             room: self.config.runtime.transfer().successor_room(),
             speculation: self.config.speculation,
         }
@@ -312,7 +319,8 @@ impl ControlPlane {
                 domain: keys.domain(),
                 tokens: keys.block_tokens(index),
             };
-            self.publish(residency.pages[index], &block);
+            let depth = Pages::new(u32::try_from(index + 1).expect("blocks of a request fit u32"));
+            self.publish(residency.pages[index], &block, depth);
         }
         residency.published = residency.published.max(u32::try_from(whole).expect("blocks fit"));
     }
@@ -352,14 +360,15 @@ impl ControlPlane {
             self.counters.forgotten += 1;
         }
         let policy = &mut self.policy;
-        self.store.clear(&mut self.pool, |checkpoint| {
-            policy.notice(&Notice::Removed { checkpoint, removal: crate::Removal::Reset });
+        self.store.clear(&mut self.pool, |checkpoint, key| {
+            policy.notice(&Notice::Removed { checkpoint, key, removal: crate::Removal::Reset });
         });
         while let Some(page) = self.pool.oldest_cached() {
             self.pool.vacate(page);
             self.policy.notice(&Notice::Uncached { page });
         }
         self.index.clear();
+        self.policy.notice(&Notice::Cleared);
         self.events.cleared();
         self.counters.resets += 1;
         self.era += 1;
@@ -368,6 +377,15 @@ impl ControlPlane {
     /// Grows the pool by up to `count` pages and says by how many.
     pub fn extend(&mut self, count: Pages) -> Pages {
         self.pool.extend(count)
+    }
+
+    /// Shrinks the pool by its highest page where that is nobody's. Where it is a request's, as where
+    /// it is a raw unit, the pool stays as it is: no page moves, so nothing has to be copied.
+    pub fn retire_free_top(&mut self) -> Retire {
+        match self.pool.total().checked_sub(1).map(PageId::new) {
+            Some(top) if self.pool.shares(top) > 0 => Retire::Busy(top),
+            _ => self.retire_top(&mut []),
+        }
     }
 
     /// Shrinks the pool by its highest page. `residents` are all there are: those that hold the page
@@ -390,6 +408,9 @@ impl ControlPlane {
             }
             RetireTop::Moved { from, to } => {
                 self.index.rename(from, to);
+                if self.index.key(to).is_some() {
+                    self.policy.notice(&Notice::Moved { from, to });
+                }
                 let tables = residents.iter_mut().map(|residency| &mut residency.pages);
                 let mut renamed = 0;
                 for page in tables.flatten().filter(|page| **page == from) {
@@ -444,6 +465,11 @@ impl ControlPlane {
         }
     }
 
+    /// What the policy knows of itself, where it keeps anything.
+    pub fn policy_report(&self) -> Option<PolicyReport> {
+        self.policy.report()
+    }
+
     /// Bytes that the prefix index holds for its lifetime.
     pub fn index_bytes(&self) -> Bytes {
         Bytes::new(self.index.bytes())
@@ -452,6 +478,12 @@ impl ControlPlane {
     /// Takes the KV events since the last call.
     pub fn events(&mut self) -> EventDrain<'_> {
         self.events.drain()
+    }
+
+    /// The block that a lookup finds under a key: parent, domain and tokens.
+    pub fn block_under(&self, key: ContentKey) -> Option<(Option<ContentKey>, DomainTag, &[u32])> {
+        let Block { parent, domain, tokens, .. } = self.index.block(self.index.page(key)?)?;
+        Some((parent, domain, tokens))
     }
 
     /// Every block that a lookup finds: key, parent, domain and tokens, in the order of the pages.
@@ -465,20 +497,37 @@ impl ControlPlane {
     }
 
     /// Makes a page the one that is found for a block.
-    fn publish(&mut self, page: PageId, block: &Block<'_>) {
-        let mut published = self.index.publish(page, block);
+    fn publish(&mut self, page: PageId, block: &Block<'_>, depth: Pages) {
+        let trace = self.trace_unfound(block.key);
+        let mut published = self.index.publish(page, block, trace);
         if let Publish::Collision { holder } = published {
+            self.counters.blocks_collided += 1;
             self.unindex(holder);
             self.drop_content(holder);
-            published = self.index.publish(page, block);
+            let trace = self.trace_unfound(block.key);
+            published = self.index.publish(page, block, trace);
         }
         match published {
             Publish::New => {
                 self.events.stored(block.key, block.parent, block.domain, block.tokens);
+                let (key, parent_key) = (block.key, block.parent);
+                let parent = parent_key.and_then(|key| self.index.page(key));
+                self.policy.notice(&Notice::Found { page, key, parent_key, parent, depth });
             }
-            Publish::Moved { from } => self.drop_content(from),
+            Publish::Moved { from } => {
+                self.counters.blocks_duplicate += 1;
+                self.policy.notice(&Notice::Moved { from, to: page });
+                self.drop_content(from);
+            }
             Publish::Collision { holder } => panic!("{holder} was unindexed"),
         }
+    }
+
+    /// What is known of a key that is not found: its boundary may be filed, and its store under way,
+    /// before its block is reported.
+    fn trace_unfound(&self, key: ContentKey) -> Trace {
+        let filed = self.pending.with_key(key).is_some() || self.store.is_copying(key);
+        if filed { Trace::Filed } else { Trace::Never }
     }
 
     /// A page is no longer found by any key: a cached one has no content left.
@@ -505,9 +554,16 @@ impl ControlPlane {
     /// Cancels the restore into a slot that no batch has carried yet, if there is one.
     fn cancel_restore(&mut self, slot: SlotId) {
         if let Some(record) = self.restores.remove(slot) {
-            self.store.unpin(record, &mut self.pool);
+            self.unpin(record);
             self.counters.restores_cancelled += 1;
         }
+    }
+
+    /// Gives a pin back.
+    pub(crate) fn unpin(&mut self, record: RecordIndex) {
+        let (checkpoint, key) = (self.store.id(record), self.store.image(record).key);
+        self.store.unpin(record, &mut self.pool);
+        self.policy.notice(&Notice::Unpinned { checkpoint, key });
     }
 
     /// Cancels the moves that would write a slot whose tenant goes, and frees what they would read.

@@ -43,6 +43,7 @@ mod restores;
 mod room;
 mod runtime;
 mod slots;
+mod value;
 mod victim;
 
 pub use admission::{Admit, AdmitReport, AdmitRequest, Hit, LossReason, Losses, Lost, Refusal};
@@ -56,10 +57,24 @@ pub use counters::{Counters, Fates, Gauges};
 pub use events::{EventDrain, KvEvent};
 pub use groups::{GroupPin, GroupPool, HandOver, Resume, TakenGroup};
 pub use keys::PromptKeys;
-pub use placement::{Ahead, Chunk, KeepReason, Placement, Progress, Speculation};
+pub use placement::{Ahead, Chunk, Grid, KeepReason, Placement, Progress, Scope, Speculation};
 pub use receipt::{Outcome, Receipt};
 pub use residency::{Residency, Scratch};
 pub use runtime::{
     CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError, WireValue,
 };
-pub use victim::{Notice, Purpose, ReferenceOrder, Removal, Victim, VictimPolicy, VictimView};
+pub use value::{PolicyReport, Spending, Statepages};
+pub use victim::{
+    KeepPlan, Notice, PlanRequest, Purpose, ReferenceOrder, Removal, StorePurpose, Victim,
+    VictimPolicy, VictimView,
+};
+
+/// The parts that [`ControlPlane`] keeps in step, for an embedding that has the interface of a block
+/// pool and a checkpoint store already and keeps the invariants between them itself. Whoever has
+/// the choice takes the control plane: it alone can hold what no part can.
+pub mod parts {
+    pub use crate::checkpoint::{CheckpointStore, Image, RecordIndex, Unindexed, Written};
+    pub use crate::key_table::KeyTable;
+    pub use crate::order::Order;
+    pub use crate::pool::{Afterlife, Claim, PagePool, RetireTop, Unshare};
+}

@@ -13,7 +13,7 @@
 //! [`Placement::chunk_end`] cuts at the first of the first three, and [`Placement::keep`] keeps a
 //! forward's end exactly where it is one of the five: both ask the same rule, so they cannot differ.
 
-use statepages_page::{BlockSize, Boundary, Tokens};
+use statepages_page::{BlockSize, Boundary, Pages, Tokens};
 
 use crate::config::CheckpointInterval;
 use crate::runtime::SuccessorRoom;
@@ -49,10 +49,41 @@ pub struct Placement {
     pub block: BlockSize,
     /// Spacing of the grid reason and of decode spacing.
     pub interval: CheckpointInterval,
+    /// Which reasons count.
+    pub scope: Scope,
     /// Tokens the forward after a checkpoint must have.
     pub room: SuccessorRoom,
     /// Whether forwards may run past accepted tokens.
     pub speculation: Speculation,
+}
+
+/// Which reasons count for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them.
+    Ahead {
+        /// Blocks between the anchor and the last boundary that could be resumed from. Where they
+        /// would leave no block, the anchor lies at the last.
+        back: Pages,
+        /// Whether there is a grid.
+        grid: Grid,
+    },
+    /// What the admission asked for, and what costs no cut: demand and prompt end.
+    Asked,
+}
+
+/// Whether boundaries of the interval's grid are kept in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// They are.
+    Kept,
+    /// They are not.
+    Skipped,
+}
+
+impl Scope {
+    /// All reasons, and the anchor at the last boundary.
+    pub const EVERY: Self = Self::Ahead { back: Pages::ZERO, grid: Grid::Kept };
 }
 
 /// A prefill chunk `(start, end]` that the budget would allow.
@@ -93,6 +124,12 @@ pub enum Ahead {
 }
 
 impl Placement {
+    /// The same rule for a request of another scope.
+    #[must_use]
+    pub const fn within(self, scope: Scope) -> Self {
+        Self { scope, ..self }
+    }
+
     /// The largest boundary an identical or longer prompt of `n` tokens can resume at: `p <= n - 1`,
     /// because the last token's logits must be computed.
     pub fn resumable_cap(&self, n: Tokens) -> Boundary {
@@ -174,9 +211,9 @@ impl Placement {
             return None;
         }
         if at == prompt {
-            return Some(KeepReason::PromptEnd);
+            return self.keeps_ends().then_some(KeepReason::PromptEnd);
         }
-        let CheckpointInterval::Grid(interval) = self.interval else { return None };
+        let interval = self.spacing()?;
         let far = at.saturating_sub(last_kept.tokens()).get()
             >= self.block.boundary_after(interval).get();
         let forks = matches!(self.room, SuccessorRoom::Tokens(1..));
@@ -198,19 +235,50 @@ impl Placement {
                 prompt.saturating_sub(Tokens::new(1)).min(prompt.saturating_sub(Tokens::new(room)))
             }
         };
-        let grid = match self.interval {
-            CheckpointInterval::Grid(interval) => {
-                let step = self.block.boundary_after(interval).get();
-                let next = u64::from(start.get() / step + 1) * u64::from(step);
-                u32::try_from(next).ok().map(Boundary::from_raw)
+        let grid = self.grid().and_then(|interval| {
+            let step = self.block.boundary_after(interval).get();
+            let next = u64::from(start.get() / step + 1) * u64::from(step);
+            u32::try_from(next).ok().map(Boundary::from_raw)
+        });
+        let last = self.block.boundary_floor(limit);
+        let anchor = match self.scope {
+            Scope::Asked => None,
+            Scope::Ahead { back, .. } => {
+                let back = self.block.boundary_after(back);
+                Some(if back < last { Boundary::from_raw(last.get() - back.get()) } else { last })
             }
-            CheckpointInterval::AnchorsOnly | CheckpointInterval::Off => None,
-        };
-        let anchor = Some(self.block.boundary_floor(limit));
+        }
+        .filter(|_| self.keeps_ends());
         [(KeepReason::Demand, demand), (KeepReason::Anchor, anchor), (KeepReason::Grid, grid)]
             .into_iter()
             .filter_map(|(reason, boundary)| Some((reason, boundary?)))
             .filter(move |(_, boundary)| *boundary > Boundary::ZERO && boundary.tokens() <= limit)
+    }
+
+    /// Spacing of the prompt's grid, where there is one.
+    fn grid(&self) -> Option<Pages> {
+        match self.scope {
+            Scope::Ahead { grid: Grid::Kept, .. } => self.spacing(),
+            Scope::Ahead { grid: Grid::Skipped, .. } | Scope::Asked => None,
+        }
+    }
+
+    /// The interval, where anything is spaced by it.
+    const fn spacing(&self) -> Option<Pages> {
+        match (self.scope, self.interval) {
+            (
+                Scope::Ahead { .. },
+                CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval),
+            ) => Some(interval),
+            (Scope::Asked, _) | (_, CheckpointInterval::AnchorsOnly | CheckpointInterval::Off) => {
+                None
+            }
+        }
+    }
+
+    /// Whether anchors and prompt ends are among the reasons.
+    const fn keeps_ends(&self) -> bool {
+        matches!(self.interval, CheckpointInterval::Grid(_) | CheckpointInterval::AnchorsOnly)
     }
 
     const fn has_room(&self, next_forward: u32) -> bool {

@@ -4,6 +4,8 @@
 //! declines is overruled. Pages for an image are a plan first: only a plan that is complete is
 //! carried out, so a declined store has cost nothing.
 
+use std::hint::black_box;
+
 use statepages_page::{ContentKey, PageId, SlotId};
 
 use crate::checkpoint::{RecordIndex, Unindexed};
@@ -11,7 +13,9 @@ use crate::control::{ControlPlane, Images};
 use crate::index::Trace;
 use crate::pending::Source;
 use crate::slots::SlotRelease;
-use crate::victim::{Notice, Purpose, ReferenceOrder, Removal, Victim, VictimPolicy, VictimView};
+use crate::victim::{
+    Notice, Purpose, ReferenceOrder, Removal, StorePurpose, Victim, VictimPolicy, VictimView,
+};
 
 /// A victim of a plan, with the record that goes by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +66,7 @@ impl ControlPlane {
     }
 
     /// Makes `units` pages vacant.
-    pub(crate) fn make_room(&mut self, units: u32) -> Room {
+    pub(crate) fn make_room(&mut self, units: u32, image: StorePurpose) -> Room {
         if self.pool.vacant() >= units {
             return Room::Made;
         }
@@ -70,28 +74,27 @@ impl ControlPlane {
         let mut gained = self.pool.vacant();
         let mut room = Room::Made;
         loop {
-            let Some(victim) = self.choose(Purpose::Store) else {
+            let Some(victim) = self.choose(Purpose::Store(image)) else {
                 room = Room::Declined;
                 break;
             };
+            if let (Victim::Page(page), true) = (victim, plan.is_empty()) {
+                self.fetch_from(page, units);
+            }
             let planned = self.plan(victim);
             plan.push(planned);
+            self.set_aside(planned);
             gained += self.gain(planned);
             if gained >= units {
                 break;
             }
-            self.set_aside(planned);
         }
-        // The last victim of a complete plan was never set aside.
-        let aside = plan.len() - usize::from(room == Room::Made);
-        for &planned in plan[..aside].iter().rev() {
-            self.put_back(planned);
-        }
-        if room == Room::Made {
-            for planned in &plan {
-                self.give_up(planned.victim);
+        match room {
+            Room::Made => {
+                self.carry_out(&plan);
+                assert!(self.pool.vacant() >= units, "a complete plan makes the room it planned");
             }
-            assert!(self.pool.vacant() >= units, "a complete plan makes the room it planned");
+            Room::Declined => plan.iter().rev().for_each(|&planned| self.put_back(planned)),
         }
         plan.clear();
         self.scratch_plan = plan;
@@ -100,7 +103,13 @@ impl ControlPlane {
 
     /// The policy's next victim; for live requests its refusal does not count.
     fn choose(&mut self, purpose: Purpose) -> Option<Victim> {
-        let view = VictimView { pool: &self.pool, store: &self.store, protected: None };
+        let view = VictimView {
+            pool: &self.pool,
+            store: &self.store,
+            index: &self.index,
+            block: self.config.block,
+            protected: None,
+        };
         let victim = match (self.policy.next_victim(&view, purpose), purpose) {
             (None, Purpose::Live) => ReferenceOrder.next_victim(&view, purpose),
             (answer, _) => answer,
@@ -111,6 +120,9 @@ impl ControlPlane {
 
     /// The record that goes with a cached page and is free to go at once.
     fn record_under(&self, page: PageId) -> Option<RecordIndex> {
+        if self.index.trace(page) == Trace::Never {
+            return None;
+        }
         let record = self.store.lookup(self.index.key(page)?)?;
         self.store.is_unpinned_ready(record).then_some(record)
     }
@@ -153,6 +165,32 @@ impl ControlPlane {
         }
     }
 
+    /// Gives up the victims of a complete plan, in its order.
+    fn carry_out(&mut self, plan: &[Planned]) {
+        for record in plan.iter().rev().filter_map(|planned| planned.record) {
+            self.store.put_back(record);
+        }
+        for planned in plan {
+            match planned.victim {
+                Victim::Page(page) => {
+                    self.pool.vacate_aside(page);
+                    self.policy.notice(&Notice::Uncached { page });
+                    self.unindex(page);
+                }
+                Victim::Checkpoint(_) => self.give_up(planned.victim),
+            }
+        }
+    }
+
+    /// Reads, for the sake of the data caches, what giving up `page` and the cached pages freed next
+    /// after it would read: the usual continuation of a plan. Read here, they are waited for
+    /// together; read by one choice after the other, nearly one by one.
+    fn fetch_from(&self, page: PageId, count: u32) {
+        for page in self.pool.cached_from(page).take(count as usize) {
+            black_box((self.pool.is_cached(page), self.index.trace(page)));
+        }
+    }
+
     /// Gives up an eligible victim.
     pub(crate) fn give_up(&mut self, victim: Victim) {
         match victim {
@@ -163,18 +201,23 @@ impl ControlPlane {
             }
             Victim::Checkpoint(checkpoint) => {
                 let record = self.store.index_of(checkpoint);
-                self.index.set_trace(self.store.image(record).key, Trace::Evicted);
+                let key = self.store.image(record).key;
+                self.index.set_trace(key, Trace::Evicted);
                 self.store.evict(record, &mut self.pool);
-                self.policy.notice(&Notice::Removed { checkpoint, removal: Removal::Evicted });
+                let removal = Removal::Evicted;
+                self.policy.notice(&Notice::Removed { checkpoint, key, removal });
             }
         }
     }
 
     /// Takes a page's block out of the index, and with its key all that hangs on it.
     pub(crate) fn unindex(&mut self, page: PageId) {
-        if let Some(key) = self.index.remove(page) {
+        if let Some((key, trace)) = self.index.remove(page) {
             self.events.removed(key);
-            self.lose_key(key);
+            if trace != Trace::Never {
+                self.lose_key(key);
+            }
+            self.policy.notice(&Notice::Lost { page });
         }
     }
 
@@ -190,7 +233,8 @@ impl ControlPlane {
             Unindexed::Nothing => {}
             Unindexed::Copying => lost = true,
             Unindexed::Ready(checkpoint) => {
-                self.policy.notice(&Notice::Removed { checkpoint, removal: Removal::Orphaned });
+                let removal = Removal::Orphaned;
+                self.policy.notice(&Notice::Removed { checkpoint, key, removal });
                 lost = true;
             }
         }

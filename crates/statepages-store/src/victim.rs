@@ -1,16 +1,21 @@
-//! Who is given up when pages are short: a policy's choice among what is eligible.
+//! What is kept and who is given up: a policy's choice within what the rules allow.
 //!
-//! A policy sees notices of what comes and goes and answers one victim at a time: a cached KV page
-//! or a READY checkpoint. What is eligible is not its business: the checkpoint store states that
+//! A policy sees notices of what comes and goes. It is asked two things: at an admission, which
+//! boundaries of the prompt are worth a cut ([`VictimPolicy::plan`]); and where pages are short, for
+//! one victim at a time, a cached KV page or a READY checkpoint ([`VictimPolicy::next_victim`]). What is eligible is not its business: the checkpoint store states that
 //! once ([`VictimView::is_eligible`]), the gate counts by it, and an ineligible answer is a bug.
 
 use std::fmt;
 
-use statepages_page::{Boundary, CheckpointId, ContentKey, PageId, RequestId};
+use statepages_page::{BlockSize, Boundary, CheckpointId, ContentKey, PageId, Pages, RequestId};
 
+use crate::admission::Hit;
 use crate::checkpoint::CheckpointStore;
-use crate::placement::KeepReason;
+use crate::index::PrefixIndex;
+use crate::keys::PromptKeys;
+use crate::placement::{KeepReason, Scope};
 use crate::pool::PagePool;
+use crate::value::PolicyReport;
 
 /// Something that can be given up for its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +33,42 @@ pub enum Purpose {
     /// gate has promised the pages.
     Live,
     /// Units of an image. A policy that declines has the store refused at no cost.
-    Store,
+    Store(StorePurpose),
+}
+
+/// The image that pages are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorePurpose {
+    /// Its key.
+    pub key: ContentKey,
+    /// Tokens it would save a resumer.
+    pub boundary: Boundary,
+    /// Why it is kept.
+    pub reason: KeepReason,
+}
+
+/// An admission that is about to be reserved, and cannot fail any more.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanRequest<'a> {
+    /// The request's tokens and their keys.
+    pub keys: &'a PromptKeys,
+    /// What it finds.
+    pub hit: Hit,
+    /// The largest boundary that an identical prompt could resume from.
+    pub cap: Boundary,
+    /// Pages of the pool.
+    pub pages: Pages,
+    /// Pages of it that hold nothing.
+    pub vacant: Pages,
+}
+
+/// What an admission's prefill is cut for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepPlan {
+    /// A boundary that this path asks for. Taken only where an image fits after the admission.
+    pub demand: Option<Boundary>,
+    /// Whether it is cut for other boundaries, too.
+    pub scope: Scope,
 }
 
 /// Why a READY checkpoint is gone.
@@ -52,6 +92,8 @@ pub enum Notice {
         checkpoint: CheckpointId,
         /// Its key.
         key: ContentKey,
+        /// The page that holds the KV of the boundary's last block.
+        page: PageId,
         /// Key of the block before the boundary's last; `None` where there is one block.
         parent: Option<ContentKey>,
         /// Tokens it saves a resumer.
@@ -61,20 +103,58 @@ pub enum Notice {
         /// The request whose state it is.
         request: RequestId,
     },
-    /// A request resumes from a checkpoint.
+    /// A request resumes from a checkpoint, and pins it.
     Hit {
         /// The record.
         checkpoint: CheckpointId,
+        /// Its key.
+        key: ContentKey,
         /// The resuming request.
         request: RequestId,
+    },
+    /// One pin of a checkpoint is gone, whether or not the record is READY still.
+    Unpinned {
+        /// The record.
+        checkpoint: CheckpointId,
+        /// Its key.
+        key: ContentKey,
     },
     /// A READY checkpoint is gone.
     Removed {
         /// The record.
         checkpoint: CheckpointId,
+        /// Its key.
+        key: ContentKey,
         /// Why.
         removal: Removal,
     },
+    /// A block is found from now on.
+    Found {
+        /// The page that holds it.
+        page: PageId,
+        /// Its key.
+        key: ContentKey,
+        /// Key of the block before it; `None` for the first of a chain.
+        parent_key: Option<ContentKey>,
+        /// The page of the block before it; `None` for the first, and where that is not found.
+        parent: Option<PageId>,
+        /// Blocks from the first of the chain to this one.
+        depth: Pages,
+    },
+    /// A block is found in another page from now on. The former page holds nothing.
+    Moved {
+        /// The page that held it.
+        from: PageId,
+        /// The page that holds it, which is not cached.
+        to: PageId,
+    },
+    /// The block of a page is found no longer. What hung on its key is gone already.
+    Lost {
+        /// The page.
+        page: PageId,
+    },
+    /// No block is found any more. Checkpoints and cached pages are gone already.
+    Cleared,
     /// A KV page became cached: free, and still found by its key.
     Cached {
         /// The page.
@@ -98,6 +178,19 @@ pub trait VictimPolicy: fmt::Debug + Send {
 
     /// The next victim, or `None` to decline. Must be eligible in `view`.
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim>;
+
+    /// A request is being admitted: which boundaries of its prefill are worth keeping. Called once
+    /// per admission, where state is kept, before the notices of what it pins and claims.
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan;
+
+    /// What the policy knows of itself, where it keeps anything.
+    fn report(&self) -> Option<PolicyReport>;
+
+    /// Audits its own bookkeeping in O(n).
+    ///
+    /// # Panics
+    /// Where an invariant does not hold.
+    fn check(&self);
 }
 
 /// What a policy may look at while it chooses.
@@ -105,6 +198,8 @@ pub trait VictimPolicy: fmt::Debug + Send {
 pub struct VictimView<'a> {
     pub(crate) pool: &'a PagePool,
     pub(crate) store: &'a CheckpointStore,
+    pub(crate) index: &'a PrefixIndex,
+    pub(crate) block: BlockSize,
     pub(crate) protected: Option<CheckpointId>,
 }
 
@@ -129,12 +224,30 @@ impl VictimView<'_> {
         self.store.evictable_after(checkpoint, self.protected)
     }
 
+    /// The page that holds the block of a key.
+    pub fn page(&self, key: ContentKey) -> Option<PageId> {
+        self.index.page(key)
+    }
+
+    /// Blocks up to a boundary.
+    pub fn blocks(&self, boundary: Boundary) -> Pages {
+        self.block.blocks_floor(boundary.tokens())
+    }
+
     /// Whether `victim` may be given up.
     pub fn is_eligible(&self, victim: Victim) -> bool {
         match victim {
             Victim::Page(page) => self.pool.is_cached(page),
             Victim::Checkpoint(id) => self.store.is_evictable(id, self.protected),
         }
+    }
+}
+
+impl KeepPlan {
+    /// Every reason, and a demand where the KV hit reaches further than the state hit.
+    pub fn reference(hit: &Hit) -> Self {
+        let demand = (hit.wanted > hit.resumable).then_some(hit.wanted);
+        Self { demand, scope: Scope::EVERY }
     }
 }
 
@@ -149,4 +262,14 @@ impl VictimPolicy for ReferenceOrder {
         let page = view.oldest_page().map(Victim::Page);
         page.or_else(|| view.oldest_checkpoint().map(Victim::Checkpoint))
     }
+
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+
+    fn check(&self) {}
 }

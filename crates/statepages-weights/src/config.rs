@@ -97,8 +97,13 @@ pub fn read_config(path: &Path) -> Result<ModelConfig, OpenError> {
 
 pub(crate) fn read(path: &Path) -> Result<(ModelConfig, Quantised), OpenError> {
     let text = std::fs::read_to_string(path).map_err(OpenError::file(path))?;
+    parse(path, &text)
+}
+
+/// What the text of `path` says.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<(ModelConfig, Quantised), OpenError> {
     let raw =
-        RawConfig::parse(&text).map_err(|source| OpenError::Json { path: path.into(), source })?;
+        RawConfig::parse(text).map_err(|source| OpenError::Json { path: path.into(), source })?;
     let quantised = raw.check()?;
     let config = raw.model();
     config.validate().map_err(OpenError::Config)?;

@@ -10,14 +10,15 @@
 //!
 //! [`Published::open`] checks names, dtypes and byte ranges of all files and the room that the model
 //! takes before any tensor is read; files are mapped, and tensors are read from the map one at a time,
-//! as the model asks for them. [`write_published`] is the other direction.
+//! as the model asks for them. [`Published::embedded`] does the same for a model that is part of the
+//! program. [`write_published`] is the other direction.
 
 mod config;
 mod error;
 mod form;
 mod header;
-mod map;
 mod memory;
+mod shard;
 mod source;
 mod write;
 

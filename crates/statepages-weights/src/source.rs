@@ -11,7 +11,7 @@ use crate::config::{self, Quantised};
 use crate::error::OpenError;
 use crate::form::{FP4_GROUP, FP8_BLOCK};
 use crate::header::{self, Dtype, Entry};
-use crate::map::MappedFile;
+use crate::shard::Shard;
 
 /// Names the single file of a directory without an index.
 const SINGLE: &str = "model.safetensors";
@@ -24,7 +24,7 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Published {
     config: ModelConfig,
     quantised: Quantised,
-    files: Vec<MappedFile>,
+    files: Vec<Shard>,
     tensors: BTreeMap<String, (usize, Entry)>,
 }
 
@@ -55,7 +55,7 @@ impl Published {
         let mut held: BTreeMap<String, String> = BTreeMap::new();
         for name in names {
             let path = shard_path(directory, &name)?;
-            let file = MappedFile::open(&path).map_err(OpenError::file(&path))?;
+            let file = Shard::map(&path).map_err(OpenError::file(&path))?;
             for (tensor, entry) in header::read(&path, &file)? {
                 held.insert(tensor.clone(), name.clone());
                 open.tensors.insert(tensor, (open.files.len(), entry));
@@ -75,6 +75,16 @@ impl Published {
             Some(available) if needed > available => Err(OpenError::Memory { needed, available }),
             _ => Ok(open),
         }
+    }
+
+    /// A model that is part of the program: the text of its `config.json` and its one safetensors
+    /// file. Checked like a directory; errors name the files as they would be named there.
+    pub fn embedded(config: &str, tensors: &'static [u8]) -> Result<Self, OpenError> {
+        let (config, quantised) = config::parse(Path::new("config.json"), config)?;
+        let file = Shard::Embedded(tensors);
+        let entries = header::read(Path::new(SINGLE), &file)?.into_iter();
+        let tensors = entries.map(|(name, entry)| (name, (0, entry))).collect();
+        Ok(Self { config, quantised, files: vec![file], tensors })
     }
 
     /// The model's shape.

@@ -8,9 +8,12 @@ mod bench_gpu;
 mod bench_store;
 mod built_in;
 mod demo;
+mod fault;
 mod generate;
 mod geometry_command;
 mod metrics;
+mod replay_args;
+mod replay_command;
 mod session;
 mod sim_command;
 mod size;
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Some(Command::Generate(args)) => generate::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Geometry(args)) => geometry_command::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Sim(args)) => sim_command::run(&args),
+        Some(Command::Replay(args)) => replay_command::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Bench(args::Bench::Store(args))) => {
             bench_store::run(&args).map(|()| ExitCode::SUCCESS)
         }

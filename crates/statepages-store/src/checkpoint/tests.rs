@@ -210,7 +210,7 @@ impl Naive {
                 let mut gone = 0;
                 let ready =
                     self.records.iter().filter(|r| matches!(r.state, Kind::Ready(_))).count();
-                real.clear(pool, |_| gone += 1);
+                real.clear(pool, |_, _| gone += 1);
                 assert_eq!(gone, ready);
                 for at in (0..self.records.len()).rev() {
                     self.take_away(at, true);

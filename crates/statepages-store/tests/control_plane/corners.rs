@@ -3,8 +3,8 @@
 use statepages_page::{Boundary, CheckpointId, Pages, RequestId};
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, ControlPlaneConfig,
-    Filed, KeepReason, KvEvent, LossReason, Notice, Purpose, Released, Relocate, Retire, Victim,
-    VictimPolicy, VictimView,
+    Filed, KeepPlan, KeepReason, KvEvent, LossReason, Notice, PlanRequest, PolicyReport, Purpose,
+    Released, Relocate, Retire, Victim, VictimPolicy, VictimView,
 };
 
 use crate::support::{BLOCK, RecordsFirst, Rig, at, config, keys, keys_in, prompt, tokens};
@@ -457,6 +457,13 @@ fn i9_a_declining_policy_costs_a_store_nothing_and_a_live_request_nothing_either
             self.0 -= 1;
             view.oldest_page().map(Victim::Page)
         }
+        fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+            KeepPlan::reference(&request.hit)
+        }
+        fn report(&self) -> Option<PolicyReport> {
+            None
+        }
+        fn check(&self) {}
     }
     let mut rig = Rig::policy(config(12, 2), Box::new(Miser(2)));
     rig.fill(&keys(&prompt(1, 10 * BLOCK)));

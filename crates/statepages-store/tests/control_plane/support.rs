@@ -6,9 +6,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitReport, AdmitRequest, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
-    ControlPlane, ControlPlaneConfig, Filed, KeepReason, Notice, Outcome, PromptKeys, Purpose,
-    Receipt, ReferenceOrder, Refusal, Residency, Schedulers, Speculation, StateRuntime,
-    StateTransfer, Victim, VictimPolicy, VictimView,
+    ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome, PlanRequest,
+    PolicyReport, PromptKeys, Purpose, Receipt, ReferenceOrder, Refusal, Residency, Schedulers,
+    Speculation, StateRuntime, StateTransfer, Victim, VictimPolicy, VictimView,
 };
 
 pub(crate) const BLOCK: u32 = 4;
@@ -201,4 +201,11 @@ impl VictimPolicy for RecordsFirst {
         let record = view.oldest_checkpoint().map(Victim::Checkpoint);
         record.or_else(|| view.oldest_page().map(Victim::Page))
     }
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+    fn check(&self) {}
 }

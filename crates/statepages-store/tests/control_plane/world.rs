@@ -10,8 +10,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitRequest, Ahead, Append, BackendOrder, CheckpointInterval, Chunk, ControlPlane,
-    ControlPlaneConfig, Notice, Outcome, Progress, PromptKeys, Purpose, Receipt, ReferenceOrder,
-    Relocate, Residency, Retire, Victim, VictimPolicy, VictimView,
+    ControlPlaneConfig, KeepPlan, Notice, Outcome, PlanRequest, PolicyReport, Progress, PromptKeys,
+    Purpose, Receipt, ReferenceOrder, Relocate, Residency, Retire, Statepages, Victim,
+    VictimPolicy, VictimView,
 };
 
 use crate::support::{BLOCK, config, keys_in};
@@ -564,7 +565,7 @@ impl VictimPolicy for Whim {
             }
         }
         // A plan for an image hides what it has chosen already; nothing else may be hidden.
-        assert!(purpose == Purpose::Store || shown == self.cached.len());
+        assert!(matches!(purpose, Purpose::Store(_)) || shown == self.cached.len());
         self.scramble =
             self.scramble.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let whim = (self.scramble >> 33) as usize;
@@ -573,6 +574,14 @@ impl VictimPolicy for Whim {
         }
         Some(all[whim / 5 % all.len()])
     }
+
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+    fn check(&self) {}
 }
 
 fn setup(
@@ -620,11 +629,15 @@ proptest! {
         slots in 1..7u32,
         grid in any::<u8>(),
         ordered in any::<bool>(),
-        whim in any::<bool>(),
+        whim in 0..3u8,
     ) {
         let order = if ordered { BackendOrder::Ordered } else { BackendOrder::Unordered };
         let policy = || -> Box<dyn VictimPolicy> {
-            if whim { Box::new(Whim::default()) } else { Box::new(ReferenceOrder) }
+            match whim {
+                0 => Box::new(ReferenceOrder),
+                1 => Box::new(Whim::default()),
+                _ => Box::new(Statepages::new(Pages::new(pages + 4), Pages::new(3))),
+            }
         };
         let setup = || setup(order, pages, slots, interval(grid));
         let first = simulate(setup(), policy(), &acts);

@@ -1,4 +1,5 @@
-//! Files as memory: the one place of the crate that needs `unsafe`.
+//! The bytes of one safetensors file: a file as memory, or part of the program. The one place of
+//! the crate that needs `unsafe`.
 //!
 //! A map shows a file's bytes without a copy and without a place of its own in memory: the system
 //! reads pages as they are touched, and drops them where it needs room. The price is a rule for
@@ -13,12 +14,16 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
-/// All bytes of a file, as long as they were when it was opened.
+/// All bytes of a safetensors file.
 #[derive(Debug)]
-pub(crate) struct MappedFile(Mmap);
+pub(crate) enum Shard {
+    /// As long as the file was when it was opened.
+    Mapped(Mmap),
+    Embedded(&'static [u8]),
+}
 
-impl MappedFile {
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+impl Shard {
+    pub(crate) fn map(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         #[expect(unsafe_code, reason = "a map is the only way to read a file in place")]
         // SAFETY: the map is private and read-only, so nothing here writes to it; bytes are plain
@@ -26,14 +31,17 @@ impl MappedFile {
         // cannot break more than the weights. That nobody cuts the file short while it is open is
         // what the module asks of people.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Self(map))
+        Ok(Self::Mapped(map))
     }
 }
 
-impl Deref for MappedFile {
+impl Deref for Shard {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        match self {
+            Self::Mapped(map) => map,
+            Self::Embedded(bytes) => bytes,
+        }
     }
 }
