@@ -5,8 +5,9 @@
 //! allocations, or an engine's tensors), [`DeviceBackend`], which is a
 //! [`statepages_copy::CopyBackend`].
 //!
-//! Addressing is affine. What an image is made of is cut once into resident tables; a batch brings
-//! only slot ids, unit ids, directions and boundaries.
+//! Addressing is affine. What an image is made of is cut once, into resident tables or, where it is
+//! simple enough, into an argument of the kernel; a batch brings only slot ids, unit ids, directions
+//! and boundaries.
 //!
 //! This is the one crate with unsafe code. The kernels are in `kernels/copy.cu`.
 

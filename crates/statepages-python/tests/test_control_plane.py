@@ -211,6 +211,16 @@ def test_bad_arguments_are_named(plane):
     plane.release(residency)
 
 
+def test_without_checkpoints_a_hit_is_zero(runtime):
+    made = sp.ControlPlane(pages=64, slots=4, runtime=runtime, block_size=BLOCK, interval=0)
+    keys = prompt(*TOKENS)
+    residency = made.try_admit(1, keys).residency
+    run(made, residency, keys, 10)
+    assert made.file(residency, keys, 8, "anchor") == "off"
+    made.release(residency)
+    assert made.probe(keys) == (8, 0)
+
+
 def test_the_interval_is_snapped(runtime):
     made = sp.ControlPlane(pages=64, slots=4, runtime=runtime, block_size=4, interval=11)
     assert made.interval == 8 and made.block_size == 4

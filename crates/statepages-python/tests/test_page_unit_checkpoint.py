@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import random
+import threading
 
 import pytest
 
@@ -189,7 +190,7 @@ def test_a_restore_pins_from_queueing_to_its_tick():
     ready(store, 7)
     op = store.begin_restore(7, dst_slot=2)
     assert op == CheckpointRestoreOp(2, (0, 1, 2), 25, "layout-v1")
-    assert op.unit_ids is store.begin_restore(7, 3).unit_ids and store.records[0].pin_count == 2
+    assert op.unit_ids is op.unit_ids == store.begin_restore(7, 3).unit_ids and store.records[0].pin_count == 2
     store.complete_inflight()
     assert store.records[0].pin_count == 2, "nothing has ridden a batch"
     assert [o.dst_slot for o in store.take_restore_ops()] == [2, 3]
@@ -536,6 +537,41 @@ def test_on_evict_may_call_every_method(call):
     used = [unit for record in made.store.records.values() for unit in record.unit_ids]
     assert len(used) == len(set(used)) and all(pool.is_used(unit) for unit in used)
     pool._check()
+
+
+def test_threads_share_a_coordinator():
+    pool, made = coordinator(60)
+    failures = []
+
+    def serve(thread):
+        try:
+            seq = Seq(slot=thread)
+            for n in range(200):
+                h = thread * 1000 + n % 20
+                block_id = pool.pop()
+                pool.allocate(block_id)
+                pool.publish(block_id, h, [n])
+                made.checkpoint(seq, 1, h)
+                made.take_checkpoint_ops()
+                made.begin_restore(h, thread)
+                made.complete_previous_batch()
+                made.forget_pending(seq)
+                pool.free(block_id)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=serve, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    made.take_checkpoint_ops()
+    made.complete_previous_batch()
+    made.clear_index()
+    pool.clear_index()
+    pool._check()
+    assert pool.num_free == 60 and made.store.records == {}
 
 
 # The coordinator

@@ -38,6 +38,8 @@ def test_runtimes_agree_or_name_both_sides(runtime, layout):
     with pytest.raises(sp.WireError, match="spec"):
         sp.StateRuntime(sp.StateTransfer.none(), spec)
     assert sp.StateTransfer.fork(3).successor_room == 3 and sp.StateTransfer.none().successor_room is None
+    for value in (spec, *(sp.StateTransfer.copy("x"), sp.StateTransfer.fork(2), sp.StateTransfer.none())):
+        assert pickle.loads(pickle.dumps(value)) == value
     assert (spec.units_per_checkpoint, layout.spec().units_per_checkpoint) == (3, 4)
 
 

@@ -51,8 +51,7 @@ impl Policy {
         let grid = block.blocks_floor(GRID).max(Pages::new(1));
         match self {
             Self::Reference => CheckpointInterval::GridAndDemand(grid),
-            Self::Lru => CheckpointInterval::Grid(grid),
-            Self::Statepages => CheckpointInterval::AnchorsOnly,
+            Self::Lru | Self::Statepages => CheckpointInterval::Grid(grid),
         }
     }
 

@@ -133,8 +133,53 @@ pub enum Act {
 }
 
 impl Setup {
-    /// The world of a seed.
+    /// The world of a seed. Half of all are drawn as they come; the others are shaped for what meets
+    /// rarely, and have loads for all: roomy and slow ones, where loads start while others are in
+    /// flight; crowded ones, of few pages and many residents; and dry ones, where a parked request and
+    /// a decoding one fill the pool between them, so that turns pass without a batch.
     pub fn of(seed: u64) -> Self {
+        let world = Self::drawn(seed);
+        let draw = &mut Random::new(seed, 5);
+        let (slots, lanes) = (draw.within(4, 6), draw.within(2, 5) as u32);
+        let load_steps = draw.within(8, 30);
+        let world = match seed % 8 {
+            0 | 1 | 4 | 5 => Self { lanes, load_steps, offers: 100, ..world },
+            _ => return world,
+        };
+        match seed % 8 {
+            0 => Self {
+                pages: draw.within(14, 22) as u32,
+                slots: slots as u32,
+                budget: draw.within(slots, 24),
+                in_flight: 2,
+                order: BackendOrder::Unordered,
+                latency: draw.within(2, 6) as u32,
+                resets: 8,
+                ..world
+            },
+            4 => Self {
+                pages: 14,
+                slots: draw.within(2, 3) as u32,
+                spare: draw.below(3) as u32,
+                budget: draw.within(3, 24),
+                latency: draw.below(3) as u32,
+                resets: 15,
+                ..world
+            },
+            _ => Self {
+                pages: draw.within(60, 90) as u32,
+                slots: slots as u32,
+                interval: Some(1),
+                budget: draw.within(slots, 24),
+                in_flight: 2,
+                latency: draw.within(4, 8) as u32,
+                ..world
+            },
+        }
+    }
+
+    /// All of it drawn, each part for itself.
+    fn drawn(seed: u64) -> Self {
         let mut draw = Random::new(seed, 0);
         let pages = match draw.below(3) {
             0 => draw.within(14, 20),
@@ -166,47 +211,11 @@ impl Setup {
             drafts: 0,
         };
         let mut draw = Random::new(seed, 4);
-        let world = Self {
+        Self {
             spare: [0, 4, 12][draw.below(3) as usize],
             key_bits: [None, None, Some(3)][draw.below(3) as usize],
             drafts: [0, 1, 4][draw.below(3) as usize],
             load_faults: [15, 15, 15, [0, 5, 15][draw.below(3) as usize]],
-            ..world
-        };
-        let draw = &mut Random::new(seed, 5);
-        // Every fourth world is roomy and slow, so that loads start while others are in flight; every
-        // fourth is crowded: few pages, many residents. Both have loads for all.
-        match seed % 4 {
-            0 => {}
-            1 => {
-                let slots = draw.within(5, 6);
-                return Self {
-                    pages: draw.within(60, 90) as u32,
-                    slots: slots as u32,
-                    lanes: draw.within(2, 5) as u32,
-                    interval: Some(1),
-                    budget: draw.within(slots, 24),
-                    in_flight: 2,
-                    latency: draw.within(4, 8) as u32,
-                    load_steps: draw.within(8, 30),
-                    offers: 100,
-                    ..world
-                };
-            }
-            _ => return world,
-        }
-        let slots = draw.within(4, 6);
-        Self {
-            pages: draw.within(14, 22) as u32,
-            slots: slots as u32,
-            lanes: draw.within(2, 5) as u32,
-            budget: draw.within(slots, 24),
-            in_flight: 2,
-            order: BackendOrder::Unordered,
-            latency: draw.within(2, 6) as u32,
-            load_steps: draw.within(8, 30),
-            resets: 8,
-            offers: 100,
             ..world
         }
     }
@@ -302,8 +311,8 @@ impl Iterator for Acts {
                 blocks: draw.within(1, 5) as u8,
                 count: draw.within(2, 6) as u8,
             },
-            32..38 => Act::Abort(draw.next() as u8),
-            38 => Act::Extend(draw.within(1, 4) as u8),
+            32..37 => Act::Abort(draw.next() as u8),
+            37 | 38 => Act::Extend(draw.within(1, 4) as u8),
             39 => Act::Retire(draw.within(1, 4) as u8),
             at if at >= 40 && at < 40 + self.resets => Act::Reset,
             _ => Act::Step,

@@ -90,7 +90,7 @@ impl Order {
         self.len += 1;
     }
 
-    /// Removes a queued index. It remembers its place, for [`Self::put_back`].
+    /// Removes a queued index. It remembers its place, for its return.
     pub fn remove(&mut self, index: u32) {
         let front = self.nodes[self.root() as usize].after;
         let Node { indices, queued, .. } = &self.nodes[front as usize];

@@ -174,8 +174,7 @@ impl ControlPlane {
             match planned.victim {
                 Victim::Page(page) => {
                     self.pool.vacate_aside(page);
-                    self.policy.notice(&Notice::Uncached { page });
-                    self.unindex(page);
+                    self.forget(page);
                 }
                 Victim::Checkpoint(_) => self.give_up(planned.victim),
             }
@@ -196,8 +195,7 @@ impl ControlPlane {
         match victim {
             Victim::Page(page) => {
                 self.pool.vacate(page);
-                self.policy.notice(&Notice::Uncached { page });
-                self.unindex(page);
+                self.forget(page);
             }
             Victim::Checkpoint(checkpoint) => {
                 let record = self.store.index_of(checkpoint);
@@ -208,6 +206,12 @@ impl ControlPlane {
                 self.policy.notice(&Notice::Removed { checkpoint, key, removal });
             }
         }
+    }
+
+    /// A page that was cached has no content any more.
+    fn forget(&mut self, page: PageId) {
+        self.policy.notice(&Notice::Uncached { page });
+        self.unindex(page);
     }
 
     /// Takes a page's block out of the index, and with its key all that hangs on it.

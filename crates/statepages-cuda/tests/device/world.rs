@@ -261,11 +261,11 @@ pub(crate) fn odd_layout(dice: &mut Dice) -> StateLayout {
 /// kernel's arguments, and up to 5 runs, of which 4 do; borders of both anywhere in a tile.
 pub(crate) fn odd_fixed_layout(dice: &mut Dice) -> StateLayout {
     let mut regions = Vec::new();
-    for _ in 0..1 + dice.below(5) {
+    for _ in 0..=dice.below(5) {
         let len = Bytes::new(16 * u64::from(1 + dice.below(300)));
         let most = [1, 5, 20][dice.below(3) as usize];
-        let alike = 1 + dice.below(most);
-        regions.extend((0..alike).map(|_| Region { name: "region".into(), len }));
+        let alike = dice.below(most);
+        regions.extend((0..=alike).map(|_| Region { name: "region".into(), len }));
     }
     regions.truncate(66);
     let mut bytes = |most: u32| 16 * u64::from(1 + dice.below(most));

@@ -93,15 +93,21 @@ def compat_figures(pages: int, units: int) -> dict[str, float]:
             store.take_restore_ops()
             store.complete_inflight()
 
-    evicting = []
-    for at in range(len(keys) - 4_000, len(keys), GROUP):
-        group = keys[at : at + GROUP]
+    evicting, read = [], []
+    for at in range(len(keys) - 4_000, len(keys), 2 * GROUP):
+        group, others = keys[at : at + GROUP], keys[at + GROUP : at + 2 * GROUP]
 
         def stores(group: list[int] = group) -> None:
             for key in group:
                 store.begin_store(key, 3)
 
+        def stores_and_units(group: list[int] = others) -> None:
+            for key in group:
+                op = store.begin_store(key, 3)
+                assert op is not None and op.unit_ids
+
         evicting.append(timed(GROUP, stores))
+        read.append(timed(GROUP, stores_and_units))
         store.complete_inflight()
     ready = list(store.hash_to_checkpoint)
     draw.shuffle(ready)
@@ -118,6 +124,7 @@ def compat_figures(pages: int, units: int) -> dict[str, float]:
     store.complete_inflight()
     return {
         "compat_store": statistics.median(evicting),
+        "compat_store_and_unit_ids": statistics.median(read),
         "compat_restore": statistics.median(restores),
         "compat_take_restore": taken,
     }

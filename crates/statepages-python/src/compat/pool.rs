@@ -29,7 +29,7 @@ use statepages_store::parts::{Afterlife, Claim, KeyTable, PagePool, RetireTop, U
 
 use super::key::{hash_of, key_of};
 use super::no_surplus;
-use super::values::BlockRetirement;
+use super::values::{BlockRetirement, Field};
 use crate::bug::{bug, guarded, lock};
 
 /// The key of -1.
@@ -463,8 +463,8 @@ impl BlockPool {
         let Some((page, to)) = answer else { return Ok(None) };
         let moved_to = to.map_or(-1, |to| i64::from(to.raw()));
         Ok(Some(BlockRetirement {
-            retired: page.raw().into_pyobject(py)?.into_any().unbind(),
-            moved_to: moved_to.into_pyobject(py)?.into_any().unbind(),
+            retired: Field::Python(page.raw().into_pyobject(py)?.into_any().unbind()),
+            moved_to: Field::Python(moved_to.into_pyobject(py)?.into_any().unbind()),
         }))
     }
 

@@ -32,7 +32,7 @@ use super::key::{hash_of, key_of};
 use super::no_surplus;
 use super::pool::{BlockPool, PoolCore};
 use super::record::CheckpointRecord;
-use super::values::{CheckpointRestoreOp, CheckpointStoreOp};
+use super::values::{CheckpointRestoreOp, CheckpointStoreOp, Field};
 use crate::bug::{bug, guarded, lock};
 
 /// Records, and what the interface has beside them.
@@ -40,8 +40,6 @@ pub(crate) struct StoreCore {
     pub(crate) store: CheckpointStore,
     /// READY records, the one begun to be read longest ago ahead.
     order: Order,
-    /// Units of each record as Python has them, with the id they were made for.
-    units: Vec<Option<(CheckpointId, Py<PyTuple>)>>,
     writers: Vec<RecordIndex>,
     queued: Vec<Queued>,
     readers: Vec<RecordIndex>,
@@ -93,12 +91,6 @@ impl StoreCore {
             Unindexed::Copying | Unindexed::Ready(_) => true,
         }
     }
-
-    /// Units of a record as a tuple, if it still is the one of that id.
-    fn tuple(&self, index: RecordIndex, py: Python<'_>) -> Option<Py<PyTuple>> {
-        let (id, units) = self.units[index as usize].as_ref()?;
-        (*id == self.store.id(index)).then(|| units.clone_ref(py))
-    }
 }
 
 /// The store.
@@ -135,12 +127,9 @@ impl PageUnitCheckpointStore {
         }
         let max = Pages::new(pool.get().max_blocks());
         let records = max.get() / units;
-        let mut tuples = Vec::new();
-        tuples.resize_with(records as usize, || None);
         let core = StoreCore {
             store: CheckpointStore::new(Some(Pages::new(units)), max),
             order: Order::new(records),
-            units: tuples,
             writers: Vec::new(),
             queued: Vec::new(),
             readers: Vec::new(),
@@ -250,9 +239,7 @@ impl PageUnitCheckpointStore {
         let (record, units) = {
             let mut core = lock(&self.core)?;
             let Some(record) = core.store.lookup(key) else { return Ok(None) };
-            let Some(units) = core.tuple(record, py) else {
-                return Err(bug("a READY record without its units"));
-            };
+            let units = Field::units(core.store.units(record));
             core.store.pin(record);
             core.order.remove(record);
             core.order.push_back(record);
@@ -262,10 +249,10 @@ impl PageUnitCheckpointStore {
         let op = Py::new(
             py,
             CheckpointRestoreOp {
-                dst_slot: dst_slot.clone().unbind(),
-                unit_ids: units.into_any(),
-                total_bytes: self.image_bytes.clone_ref(py),
-                layout_id: self.layout_id.clone_ref(py),
+                dst_slot: Field::Python(dst_slot.clone().unbind()),
+                unit_ids: units,
+                total_bytes: Field::Python(self.image_bytes.clone_ref(py)),
+                layout_id: Field::Python(self.layout_id.clone_ref(py)),
             },
         )?;
         lock(&self.core)?.queued.push(Queued { record, slot, op: op.clone_ref(py) });
@@ -341,10 +328,11 @@ impl PageUnitCheckpointStore {
         let (key, units) = {
             let core = lock(&self.core)?;
             let Some(index) = core.store.find(id) else { return Ok(None) };
-            (core.store.image(index).key, core.tuple(index, py))
+            let units: Vec<u32> = core.store.units(index).iter().map(|page| page.raw()).collect();
+            (core.store.image(index).key, units)
         };
         let hash = hash_of(py, key)?.unbind();
-        let units = units.ok_or_else(|| bug("a record without its units"))?;
+        let units = PyTuple::new(py, units)?.unbind();
         Ok(Some(CheckpointRecord::live(Arc::clone(&self.core), id, hash, units.into_any())))
     }
 
@@ -461,7 +449,7 @@ impl PageUnitCheckpointStore {
             return Ok(Begun::Refused);
         }
         let trash;
-        let (index, id, ids, evicted) = {
+        let (index, units, evicted) = {
             let mut pool = lock(&this.pages)?;
             let mut core = lock(&this.core)?;
             let core = &mut *core;
@@ -489,18 +477,11 @@ impl PageUnitCheckpointStore {
             let index = core.store.begin(image, &core.pages, &mut pool.pool);
             let evicted = std::mem::take(&mut core.evicted);
             trash = std::mem::take(&mut pool.trash);
-            (index, core.store.id(index), std::mem::take(&mut core.pages), evicted)
+            (index, Field::units(&core.pages), evicted)
         };
         drop(trash);
         // A record in writing ends by a tick alone, and no tick knows of it before it is handed out: so
         // it lives while no lock is held.
-        let units = PyTuple::new(py, ids.iter().map(|page| page.raw()))?.unbind();
-        let old = {
-            let mut core = lock(&this.core)?;
-            core.pages = ids;
-            core.units[index as usize].replace((id, units.clone_ref(py)))
-        };
-        drop(old);
         if !evicted.is_empty() {
             let told = this.pool.get().tell_evicted(py, &evicted);
             let mut pool = lock(&this.pages)?;
@@ -514,10 +495,10 @@ impl PageUnitCheckpointStore {
         }
         lock(&this.core)?.writers.push(index);
         let op = CheckpointStoreOp {
-            src_slot: src_slot.clone().unbind(),
-            unit_ids: units.into_any(),
-            total_bytes: this.image_bytes.clone_ref(py),
-            layout_id: this.layout_id.clone_ref(py),
+            src_slot: Field::Python(src_slot.clone().unbind()),
+            unit_ids: units,
+            total_bytes: Field::Python(this.image_bytes.clone_ref(py)),
+            layout_id: Field::Python(this.layout_id.clone_ref(py)),
         };
         Ok(Begun::Op(Py::new(py, op)?))
     }

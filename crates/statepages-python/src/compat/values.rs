@@ -5,22 +5,60 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
+use statepages_page::PageId;
+
+/// A field of a value.
+pub(crate) enum Field {
+    Python(Py<PyAny>),
+    /// Units of an image. Their tuple is made when somebody asks for it, so that the ints of records
+    /// that nobody looks at are never made, and none outlives its operation.
+    Units {
+        units: Box<[PageId]>,
+        tuple: PyOnceLock<Py<PyTuple>>,
+    },
+}
+
+impl Field {
+    pub(crate) fn units(units: &[PageId]) -> Self {
+        Self::Units { units: units.into(), tuple: PyOnceLock::new() }
+    }
+
+    fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Python(value) => Ok(value.bind(py).clone()),
+            Self::Units { units, tuple } => {
+                let made = tuple.get_or_try_init(py, || {
+                    PyTuple::new(py, units.iter().map(|page| page.raw())).map(Bound::unbind)
+                })?;
+                Ok(made.bind(py).clone().into_any())
+            }
+        }
+    }
+}
 
 macro_rules! frozen_value {
     ($(#[$doc:meta])* $name:ident, $module:literal { $($field:ident),+ }) => {
         $(#[$doc])*
         #[pyclass(frozen, module = $module)]
         pub(crate) struct $name {
-            $(#[pyo3(get)] pub(crate) $field: Py<PyAny>,)+
+            $(pub(crate) $field: Field,)+
         }
 
         #[pymethods]
         impl $name {
             #[new]
             fn new($($field: Py<PyAny>),+) -> Self {
-                Self { $($field),+ }
+                Self { $($field: Field::Python($field)),+ }
             }
+
+            $(
+                #[getter]
+                fn $field<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                    self.$field.get(py)
+                }
+            )+
 
             fn __richcmp__(
                 &self,
@@ -30,7 +68,7 @@ macro_rules! frozen_value {
             ) -> PyResult<Py<PyAny>> {
                 let Ok(other) = other.cast::<Self>() else { return Ok(py.NotImplemented()) };
                 let other = other.get();
-                let equal = || Ok::<_, PyErr>(true $(&& self.$field.bind(py).eq(&other.$field)?)+);
+                let equal = || Ok::<_, PyErr>(true $(&& self.$field.get(py)?.eq(other.$field.get(py)?)?)+);
                 Ok(match op {
                     CompareOp::Eq => equal()?.into_pyobject(py)?.to_owned().into_any().unbind(),
                     CompareOp::Ne => (!equal()?).into_pyobject(py)?.to_owned().into_any().unbind(),
@@ -46,7 +84,7 @@ macro_rules! frozen_value {
                 let mut parts = Vec::new();
                 $(parts.push(format!(
                     concat!(stringify!($field), "={}"),
-                    self.$field.bind(py).repr()?.to_cow()?
+                    self.$field.get(py)?.repr()?.to_cow()?
                 ));)+
                 Ok(format!("{}({})", stringify!($name), parts.join(", ")))
             }
@@ -69,7 +107,7 @@ macro_rules! frozen_value {
 
         impl $name {
             fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-                PyTuple::new(py, [$(self.$field.bind(py)),+])
+                PyTuple::new(py, [$(self.$field.get(py)?),+])
             }
         }
     };

@@ -1,5 +1,7 @@
 //! One batch's maintenance operations, as arrays of ids.
 
+use std::sync::{Arc, Mutex};
+
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use statepages_page::{
@@ -15,6 +17,32 @@ use super::layout::PyStateLayout;
 #[pyclass(name = "MaintenanceOps", module = "statepages", frozen)]
 pub(crate) struct PyMaintenanceOps {
     pub(crate) ops: MaintenanceOps,
+    /// Where the bundle goes when nobody looks at it any more.
+    spares: Option<Arc<Spares>>,
+}
+
+/// Bundles of batches that are over: their memory serves the next ones.
+#[derive(Default)]
+pub(crate) struct Spares(Mutex<Vec<MaintenanceOps>>);
+
+/// More than an engine has batches in flight.
+const SPARES_MAX: usize = 8;
+
+impl Spares {
+    pub(crate) fn take(&self) -> MaintenanceOps {
+        self.0.lock().ok().and_then(|mut spares| spares.pop()).unwrap_or_default()
+    }
+}
+
+impl Drop for PyMaintenanceOps {
+    fn drop(&mut self) {
+        if let Some(spares) = &self.spares
+            && let Ok(mut spares) = spares.0.lock()
+            && spares.len() < SPARES_MAX
+        {
+            spares.push(std::mem::take(&mut self.ops));
+        }
+    }
 }
 
 type Ids<'py> = Bound<'py, PyArray1<u32>>;
@@ -74,7 +102,7 @@ impl PyMaintenanceOps {
                 layout: layout.id.tag(),
             });
         });
-        Ok(Self { ops })
+        Ok(Self { ops, spares: None })
     }
 
     #[getter]
@@ -144,6 +172,10 @@ impl PyMaintenanceOps {
 }
 
 impl PyMaintenanceOps {
+    pub(crate) fn recycled(ops: MaintenanceOps, spares: &Arc<Spares>) -> Self {
+        Self { ops, spares: Some(Arc::clone(spares)) }
+    }
+
     fn units<'py>(
         &self,
         py: Python<'py>,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
-use statepages_page::{Boundary, MaintenanceOps, Pages, RequestId, Tokens};
+use statepages_page::{Boundary, Pages, RequestId, Tokens};
 use statepages_store::{
     Admit, AdmitRequest, Ahead, Append, BackendOrder, Caching, CheckpointInterval, Chunk,
     ControlPlane, ControlPlaneConfig, Filed, Hit, KeepReason, KvEvent, Outcome, Progress,
@@ -24,7 +24,7 @@ use statepages_store::{
 use super::admitted::{PyAdmitted, PyRefused, PyScope};
 use super::error::{LostCheckpoint, value_error};
 use super::keys::{PyPromptKeys, block, integers};
-use super::ops::PyMaintenanceOps;
+use super::ops::{PyMaintenanceOps, Spares};
 use super::runtime::PyStateRuntime;
 use super::ticket::{PyBatch, PyResidency, PyScratch, PyTicket, Shared};
 
@@ -32,6 +32,7 @@ use super::ticket::{PyBatch, PyResidency, PyScratch, PyTicket, Shared};
 #[pyclass(name = "ControlPlane", module = "statepages", frozen)]
 pub(crate) struct PyControlPlane {
     shared: Arc<Shared>,
+    spares: Arc<Spares>,
     #[pyo3(get)]
     interval: i64,
     #[pyo3(get)]
@@ -107,7 +108,7 @@ impl PyControlPlane {
         };
         let plane = ControlPlane::new(config, policy).map_err(value_error)?;
         let interval = snapped.map_or(interval, |snapped| i64::from(snapped.used));
-        Ok(Self { shared: Shared::new(plane), interval, block_size })
+        Ok(Self { shared: Shared::new(plane), spares: Arc::default(), interval, block_size })
     }
 
     /// `(kv, resumable)`: tokens of found blocks, and tokens that could be resumed. Touches nothing.
@@ -326,11 +327,15 @@ impl PyControlPlane {
 
     /// Starts a batch that really runs and drains into its `ops` what is pending and queued.
     fn begin_batch(&self, py: Python<'_>) -> PyResult<PyBatch> {
-        let mut ops = MaintenanceOps::default();
+        let mut ops = self.spares.take();
         let receipt = self.shared.with(|plane| plane.begin_batch(&mut ops))?;
         let id = receipt.batch().raw();
         let receipt = Py::new(py, PyTicket::new(receipt, &self.shared))?;
-        Ok(PyBatch { receipt, ops: Py::new(py, PyMaintenanceOps { ops })?, id })
+        Ok(PyBatch {
+            receipt,
+            ops: Py::new(py, PyMaintenanceOps::recycled(ops, &self.spares))?,
+            id,
+        })
     }
 
     /// Makes a residency a member: the batch's forward takes it to `to` tokens.

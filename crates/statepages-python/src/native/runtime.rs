@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyType};
+use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString, PyTuple, PyType};
 use statepages_page::{Bytes, LayoutId, StateLayout};
 use statepages_store::{CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireValue};
 
@@ -30,6 +30,9 @@ pub(crate) struct PyStateTransfer {
 pub(crate) struct PyStateRuntime {
     pub(crate) runtime: StateRuntime,
 }
+
+/// A spec as plain values.
+type SpecState = (u64, u64, u64, String);
 
 impl PyCheckpointSpec {
     pub(crate) fn of(layout: &StateLayout) -> PyResult<Self> {
@@ -76,6 +79,22 @@ impl PyCheckpointSpec {
     #[getter]
     fn units_per_checkpoint(&self) -> u32 {
         self.spec.units_per_checkpoint().get()
+    }
+
+    /// What pickling calls: sizes and id in the order of the getters above.
+    #[staticmethod]
+    fn _of(page: u64, slot: u64, image: u64, layout_id: &str) -> PyResult<Self> {
+        Self::new(page, slot, image, layout_id)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, SpecState)> {
+        let state = (
+            self.page_unit_bytes(),
+            self.slot_bytes(),
+            self.image_bytes(),
+            self.layout_id().to_owned(),
+        );
+        Ok((py.get_type::<Self>().getattr("_of")?, state))
     }
 
     fn __repr__(&self) -> String {
@@ -128,6 +147,18 @@ impl PyStateTransfer {
             SuccessorRoom::Tokens(tokens) => Some(tokens),
             SuccessorRoom::Never => None,
         }
+    }
+
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let state = match &self.transfer {
+            StateTransfer::Copy { layout } => PyTuple::new(py, [layout.as_str()])?,
+            StateTransfer::Fork { tokens } => PyTuple::new(py, [*tokens])?,
+            StateTransfer::None => PyTuple::empty(py),
+        };
+        Ok((py.get_type::<Self>().getattr(self.kind())?, state))
     }
 
     fn __repr__(&self) -> String {

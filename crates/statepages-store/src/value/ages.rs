@@ -101,13 +101,11 @@ impl Ages {
 
     /// Computes the worth of each class and span anew.
     pub(crate) fn refresh(&mut self) {
-        let pooled: [f64; SPANS] =
-            array::from_fn(|span| self.pooled[span].chance(prior(span), 1.0));
+        let all = beliefs(&self.pooled, &array::from_fn(prior));
         for family in self.classes.chunks_mut(self.family) {
-            let mut belief = pooled;
+            let mut belief = all;
             for class in family {
-                let keenness = class.keenness(&belief);
-                belief = array::from_fn(|span| class.trials[span].chance(belief[span], keenness));
+                belief = beliefs(&class.trials, &belief);
                 class.worth = worth(&belief);
             }
         }
@@ -119,22 +117,18 @@ impl Ages {
     }
 }
 
-impl Class {
-    /// How much more often the class is asked for than `belief` has it, over all its trials.
-    fn keenness(&self, belief: &[f64; SPANS]) -> f64 {
-        let asked: f64 = self.trials.iter().map(|trials| trials.asked).sum();
-        let believed: f64 =
-            self.trials.iter().zip(belief).map(|(t, chance)| t.count * chance).sum();
-        (asked + TRIALS_ENOUGH) / (believed + TRIALS_ENOUGH)
-    }
-}
-
-impl Trials {
-    /// The chance, where what is believed so far counts as a few trials.
-    fn chance(&self, belief: f64, keenness: f64) -> f64 {
-        let belief = (belief * keenness).min(1.0);
-        (self.asked + TRIALS_ENOUGH * belief) / (self.count + TRIALS_ENOUGH)
-    }
+/// The chances that follow from trials, where `before` was believed before them: each span's own, and
+/// for spans with few trials what was believed, scaled by how much more often than believed the class
+/// was asked for in all.
+fn beliefs(trials: &[Trials; SPANS], before: &[f64; SPANS]) -> [f64; SPANS] {
+    let asked: f64 = trials.iter().map(|trials| trials.asked).sum();
+    let believed: f64 = trials.iter().zip(before).map(|(t, chance)| t.count * chance).sum();
+    let keenness = (asked + TRIALS_ENOUGH) / (believed + TRIALS_ENOUGH);
+    array::from_fn(|span| {
+        let Trials { count, asked } = trials[span];
+        let belief = (before[span] * keenness).min(1.0);
+        (asked + TRIALS_ENOUGH * belief) / (count + TRIALS_ENOUGH)
+    })
 }
 
 /// Width of a span. The last one is as wide as one pool: its members have been there for three.
