@@ -391,6 +391,28 @@ fn j4_a_state_is_not_filed_under_another_blocks_key() {
     assert!(counters.blocks_collided > 0);
 }
 
+/// J4: equal tokens under an equal key are still another block where another block is before them.
+#[test]
+fn j4_a_state_is_not_filed_under_an_equal_block_of_another_chain() {
+    let mut rig = Rig::new(30, 2);
+    let forged = |first: u32| {
+        let domain = keys(&[]).domain();
+        let all = [u128::from(first), 9].map(ContentKey::from_raw).to_vec();
+        let text = [prompt(first, 4), prompt(7, 5)].concat();
+        PromptKeys::with_keys(domain, crate::support::block(), text, all).unwrap()
+    };
+    let (a, b) = (forged(1), forged(2));
+    let (mut one, _) = rig.admit(&a);
+    let (mut other, _) = rig.admit(&b);
+    rig.run(&mut one, &a, 8);
+    rig.run(&mut other, &b, 8);
+    assert_eq!(rig.plane.counters().blocks_collided, 1);
+    assert_eq!(rig.file(&one, &a, 8), Filed::Lost);
+    assert_eq!(rig.file(&other, &b, 8), Filed::Pending);
+    rig.release(one);
+    rig.release(other);
+}
+
 /// J4: where another request has computed the very same block, its page stands for both.
 #[test]
 fn j4_a_state_is_filed_under_the_key_of_the_same_block() {
