@@ -147,8 +147,12 @@ fn arrows(findings: &mut Vec<String>) -> Result<()> {
 
 /// Crates that may hold unsafe code, and in which files; `None` is anywhere. Every other crate takes
 /// the workspace's lints, which forbid it.
-const UNSAFE: &[(&str, Option<&[&str]>)] =
-    &[("statepages-cuda", None), ("statepages-python", Some(&["dlpack.rs", "foreign.rs"]))];
+const UNSAFE: &[(&str, Option<&[&str]>)] = &[
+    ("statepages-cuda", None),
+    ("statepages-python", Some(&["dlpack.rs", "foreign.rs"])),
+    // One call, which maps a file.
+    ("statepages-weights", Some(&["shard.rs"])),
+];
 
 fn lints(name: &str, manifest: &str, findings: &mut Vec<String>) -> Result<()> {
     let text = fs::read_to_string(manifest).with_context(|| format!("cannot read {manifest}"))?;

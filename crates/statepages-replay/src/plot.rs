@@ -62,7 +62,7 @@ fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::err
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::UpperLeft)
         .border_style(BLACK)
         .background_style(WHITE)
         .draw()

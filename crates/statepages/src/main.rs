@@ -12,7 +12,6 @@ mod fault;
 mod generate;
 mod geometry_command;
 mod metrics;
-mod model_config;
 mod replay_args;
 mod replay_command;
 mod session;

@@ -82,6 +82,16 @@ fn a_cycle_in_a_pool_that_holds_it_and_in_one_that_does_not() {
 }
 
 #[test]
+fn prompts_that_the_pool_cannot_hold_are_left_out_and_counted() {
+    let small = ["replay", "--workload", "distinct", "--prompts", "7", "--prompt-tokens", "2100"];
+    let report = json(&[&small[..], &["--pages", "6", "--rounds", "1", "--json"]].concat());
+    let round = &report["runs"][0]["rounds"][0];
+    assert_eq!((&round["too_long"], &round["requests"]), (&7.into(), &0.into()));
+    assert_eq!((&round["full_tokens"], &round["batches"]), (&0.into(), &0.into()));
+    refused(&[&small[..], &["--pages", "3"]].concat(), &["pages", "4 units", "got 3"]);
+}
+
+#[test]
 fn prompts_of_a_file_keep_their_sessions_times_and_replies() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("prompts.jsonl");
