@@ -303,7 +303,9 @@ def build():
         at = text.index("\nmod ")
         lib.write_text(text[:at] + "\nmod mutants;" + text[at:])
     packages = ["-p", "statepages-store", "-p", "statepages-engine", "-p", "statepages-sim"]
-    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
+    # A folder of its own: cargo takes packages of two workspaces for the same where their paths within
+    # it agree, and would go on with the mutants' builds in the other.
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target" / "mutants-build"))
     built = subprocess.run(
         ["cargo", "test", "--release", "--no-run", "--lib", "--tests", "--message-format=json", *packages],
         cwd=COPY, env=environment, stdout=subprocess.PIPE, check=True)

@@ -37,7 +37,7 @@ enum Again {
     },
 }
 
-/// Prompts that end in questions. Request `i` asks for third `i / 3 mod 3` in all rounds.
+/// Prompts that end in questions. A request asks for the same third in all rounds.
 pub(crate) struct Questions {
     rules: Rules,
     stop: u32,
@@ -82,8 +82,9 @@ fn found(
     (0..TRIES).find_map(|attempt| make(Logbook::new(world, seed + attempt), index, rules))
 }
 
+/// Three requests in a row ask for all thirds, and nine for each in each kind.
 fn third(index: usize) -> Third {
-    Third::ALL[index / 3 % 3]
+    Third::ALL[(index / 3 + index) % 3]
 }
 
 fn asked(question: &Question) -> Asked {
@@ -228,6 +229,10 @@ mod tests {
                 all.iter().filter(|prompt| prompt.asked.unwrap().third == third).count()
             };
             assert_eq!((count(&cold), count(&again)), (6, 6));
+            for kind in Kind::ALL {
+                let of_kind = |p: &&Prompt| p.kind == kind && p.asked.unwrap().third == third;
+                assert_eq!(again.iter().filter(of_kind).count(), 2);
+            }
         }
         let third_sights: Vec<_> = again.iter().filter(|p| p.kind == Kind::Shared).collect();
         for (second, third) in second.iter().zip(third_sights) {
