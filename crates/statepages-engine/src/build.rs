@@ -82,9 +82,17 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
             Passes::PrefillFirst => {
                 self.plan_prefills(&mut budget, &mut parts);
-                self.plan_admissions(&mut budget, &mut parts);
+                // Pages given up for a decode are not for a new request, though it would go first: the
+                // decode may have had to wait for them, and would do so for ever.
+                let held_up = self.decodes_short;
+                if !held_up {
+                    self.plan_admissions(&mut budget, &mut parts);
+                }
                 if parts.is_empty() {
-                    self.plan_decodes(&mut budget, &mut parts);
+                    self.decodes_short = self.plan_decodes(&mut budget, &mut parts);
+                }
+                if held_up && parts.is_empty() && !self.decodes_short {
+                    self.plan_admissions(&mut budget, &mut parts);
                 }
             }
         }

@@ -49,6 +49,8 @@ pub struct Engine<R: Runner, C: Connector = NoConnector> {
     pub(crate) control: ControlPlane,
     pub(crate) limits: Limits,
     pub(crate) passes: Passes,
+    /// Whether pages were short when decodes were last planned by themselves.
+    pub(crate) decodes_short: bool,
     pub(crate) runner: R,
     pub(crate) connector: C,
     model_revision: String,
@@ -126,6 +128,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             control,
             limits,
             passes: Passes::Mixed,
+            decodes_short: false,
             runner,
             connector,
             model_revision,

@@ -8,6 +8,7 @@ use statepages_engine::{
     Engine, NullRunner, Passes, Progress, RemoteState, RunError, Runner, StepBatch, StepResult,
 };
 use statepages_page::{PageId, RequestId, SlotId, Tokens};
+use statepages_store::BackendOrder;
 use support::{Setup, VOCAB, request, text};
 
 /// Remembers the first position of each row of each batch.
@@ -105,4 +106,33 @@ fn cuts_are_the_chunks_that_placement_adds() {
         // Multiples of 8 below the end, and the anchors 24, 12 and 28.
         assert_eq!(one_by_one(Some(2)), (3 + 3 + 2 + 4, 3 + 2 + 4));
     }
+}
+
+/// Pages that a young request gives up for an older one's decode come back with a batch in flight. It
+/// must not be admitted to them again before the decode has them.
+#[test]
+fn a_decode_gets_the_pages_that_were_given_up_for_it() {
+    let setup = Setup {
+        pages: 14,
+        slots: 2,
+        budget: 4,
+        in_flight: 2,
+        latency: 2,
+        order: BackendOrder::Unordered,
+        passes: Passes::PrefillFirst,
+        ..Setup::ROOMY
+    };
+    let mut harness = setup.harness();
+    let shared = text(0, 16);
+    for (id, prefix, tail, tokens) in [(0, 11, 5, 10), (1, 16, 7, 7)] {
+        let mut prompt = shared[..prefix].to_vec();
+        prompt.extend(text(100 + id as u32, tail));
+        harness.submit(request(id, &prompt, tokens));
+    }
+    for id in 2..9 {
+        harness.submit(request(id, &shared[..3], 1));
+    }
+    harness.finish();
+    harness.verify();
+    assert!(harness.engine.snapshot().totals.preempted_no_page > 0, "pages were short");
 }

@@ -9,7 +9,8 @@ use statepages_engine::{
 use statepages_page::{BlockSize, Bytes, LayoutId, Pages, RequestId};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
-    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer, Statepages, VictimPolicy,
+    ReferenceOrder, Schedulers, Speculation, Spending, StateRuntime, StateTransfer, Statepages,
+    VictimPolicy,
 };
 
 /// A pool and its traffic, at a scale of one's own.
@@ -47,9 +48,6 @@ impl Round {
     fn percent(&self) -> f64 {
         self.realised as f64 * 100.0 / self.full as f64
     }
-    fn kv_percent(&self) -> f64 {
-        self.kv as f64 * 100.0 / self.full as f64
-    }
 }
 
 impl Lab {
@@ -66,11 +64,7 @@ impl Lab {
             block: BlockSize::new(setup.block).unwrap(),
             runtime,
             caching: Caching::On,
-            interval: if let Ok(g) = std::env::var("GRID") {
-                CheckpointInterval::Grid(Pages::new(g.parse().unwrap()))
-            } else {
-                CheckpointInterval::AnchorsOnly
-            },
+            interval: CheckpointInterval::Grid(Pages::new(32)),
             copying_max: None,
             order: BackendOrder::Ordered,
             speculation: Speculation::Off,
@@ -180,74 +174,119 @@ fn shuffled(count: u64, seed: u64) -> Vec<u64> {
     order
 }
 
+/// Half of GSM8K with 64 examples: prompts that share nothing, sent in rounds; pools of the same
+/// share of what they fill, and a server of the same share of the pool.
+const LOOP: Setup = Setup { pages: 0, units: 4, block: 4, seqs: 32, batched: 1280, outputs: 3 };
+const PROMPTS: u64 = 660;
+
+fn prompt(set: u64, index: u64) -> Vec<u32> {
+    let blocks = 36 + scramble(index) % 11;
+    text(set << 20 | index, (4 * blocks + 1 + index % 4) as u32)
+}
+
+/// Two rounds of some prompts and two of others: what the second of each realises, in percent.
+fn rounds(lab: &mut Lab, order: impl Fn(u64) -> Vec<u64>) -> [f64; 2] {
+    [0, 1].map(|set| {
+        lab.round(order(2 * set).into_iter().map(|index| prompt(set, index)));
+        let second = lab.round(order(2 * set + 1).into_iter().map(|index| prompt(set, index)));
+        lab.engine.check();
+        second.percent()
+    })
+}
+
 #[test]
-fn moon() {
-    let Ok(shares) = std::env::var("MOON") else { return };
-    let file = std::fs::read_to_string("/tmp/moon.txt").unwrap();
-    let asks: Vec<(Vec<u32>, u32)> = file
-        .lines()
-        .map(|line| {
-            let mut n = line.split(' ').map(|x| x.parse::<u64>().unwrap());
-            let (len, out) = (n.next().unwrap(), n.next().unwrap());
-            let mut prompt: Vec<u32> = n.flat_map(|id| text(id, 128)).collect();
-            prompt.truncate(len as usize);
-            (prompt, out as u32)
-        })
-        .collect();
-    for pages in shares.split(',') {
-        let pages: u32 = pages.parse().unwrap();
-        let setup = Setup { pages, units: 4, block: 64, seqs: 64, batched: 4096, outputs: 25 };
-        let mut lab = Lab::statepages(setup);
-        let r = lab.round_of(asks.iter().cloned());
-        println!("{pages}: {:.2} kv {:.2} {r:?}", r.percent(), r.kv_percent());
-        if std::env::var("DBG").is_ok() {
-            lab.engine.check();
+fn a_loop_longer_than_the_pool_keeps_what_fits_and_gives_way_to_the_next() {
+    for (pages, least) in [(35_000, 97.0), (25_000, 70.0), (15_000, 38.0)] {
+        for seed in 0..3 {
+            let order = |round| match seed {
+                0 => (0..PROMPTS).collect(),
+                _ => shuffled(PROMPTS, seed * 10 + round),
+            };
+            let mut lab = Lab::statepages(Setup { pages, ..LOOP });
+            let realised = rounds(&mut lab, order);
+            assert!(
+                realised.iter().all(|&percent| percent >= least),
+                "{pages} pages, order {seed}: {realised:?} of {least}"
+            );
         }
     }
 }
 
 #[test]
-fn explore() {
-    let Ok(dir) = std::env::var("EXPLORE") else { return };
-    let lens: Vec<u32> = dir.split(',').map(|x| x.trim().parse::<u32>().unwrap() / 4).collect();
-    for pages in [70_000u32, 50_000, 30_000] {
-        for mode in ["file", "shuffled"] {
-            for policy in ["statepages"] {
-                let setup =
-                    Setup { pages, units: 4, block: 64, seqs: 64, batched: 4096, outputs: 25 };
-                let mut lab = match policy {
-                    "ref" => Lab::new(setup, Box::new(ReferenceOrder)),
-                    _ => Lab::statepages(setup),
-                };
-                print!("{pages} {mode} {policy}:");
-                let start = std::time::Instant::now();
-                for round in 0..4u64 {
-                    let set = if round < 2 {
-                        0
-                    } else if round < 4 {
-                        1
-                    } else {
-                        2
-                    };
-                    let order = if mode == "file" {
-                        (0..lens.len() as u64).collect()
-                    } else {
-                        shuffled(lens.len() as u64, round)
-                    };
-                    let prompts = order.iter().map(|&i| text(set * 100_000 + i, lens[i as usize]));
-                    let r = lab.round(prompts);
-                    print!(
-                        " [{:.1}/{:.1} img {} ev {} or {}]",
-                        r.percent(),
-                        r.kv_percent(),
-                        r.images,
-                        r.evicted,
-                        r.orphaned
-                    );
-                    lab.engine.check();
-                }
-                println!(" {:?} {:?}", start.elapsed(), lab.engine.control().policy_report());
-            }
+fn the_reference_keeps_nothing_of_such_a_loop() {
+    let mut lab = Lab::new(Setup { pages: 25_000, ..LOOP }, Box::new(ReferenceOrder));
+    assert_eq!(rounds(&mut lab, |_| (0..PROMPTS).collect()), [0.0, 0.0]);
+}
+
+#[test]
+fn a_loop_that_fits_survives_what_comes_only_once() {
+    let realised = |policy: Box<dyn VictimPolicy>| {
+        let mut lab = Lab::new(Setup { pages: 3_500, ..LOOP }, policy);
+        let mut once = 0;
+        let mut percent = 0.0;
+        // Thirty prompts again and again, and between any two of them two that never return.
+        for _ in 0..6 {
+            let mixed = (0..30).flat_map(|index| {
+                once += 2;
+                [prompt(0, index), prompt(7, once), prompt(7, once + 1)]
+            });
+            percent = lab.round(mixed.collect::<Vec<_>>()).percent();
         }
-    }
+        percent
+    };
+    let own = realised(Box::new(Statepages::new(Pages::new(3_500), Pages::new(4))));
+    let reference = realised(Box::new(ReferenceOrder));
+    assert!(own > 30.0, "a third is asked again: {own}");
+    assert!(reference < 1.0, "{reference}");
+}
+
+#[test]
+fn cold_traffic_stops_paying_and_pays_again_once_something_is_read() {
+    let setup = Setup { pages: 3_000, ..LOOP };
+    let mut lab = Lab::statepages(setup);
+    let spending = |lab: &Lab| lab.engine.control().policy_report().expect("it reports").ahead;
+    lab.round((0..200).map(|index| prompt(1, index)));
+    let Spending::Thrifty { since } = spending(&lab) else { panic!("two pools went unread") };
+    assert!((120..160).contains(&since), "two pools of bundles, not {since} requests");
+    let cold = lab.round((200..1_000).map(|index| prompt(1, index)));
+    assert!(cold.images * 50 <= cold.requests, "{cold:?}");
+
+    // A prompt that comes again would have read the image that was not kept for it.
+    lab.round([prompt(9, 0)]);
+    assert!(matches!(spending(&lab), Spending::Thrifty { .. }));
+    lab.round([prompt(9, 0)]);
+    assert_eq!(spending(&lab), Spending::Paying);
+    let third = lab.round([prompt(9, 0)]);
+    assert!(third.percent() > 90.0, "{third:?}");
+}
+
+#[test]
+fn after_cold_traffic_shared_prefixes_are_served_within_two_hundred_requests() {
+    let mut lab = Lab::statepages(Setup { pages: 3_000, ..LOOP });
+    lab.round((0..1_000).map(|index| prompt(1, index)));
+    // Eight prefixes in turn, each with a tail of its own.
+    let shared = |at: u64| {
+        let mut tokens = text(5 << 20 | at % 8, 32 * 4);
+        tokens.extend(text(6 << 20 | at, 8));
+        tokens
+    };
+    lab.round((0..180).map(shared));
+    let early = lab.round((180..200).map(shared));
+    let steady = lab.round((200..400).map(shared));
+    assert!(early.percent() >= 0.95 * steady.percent(), "{early:?} {steady:?}");
+    assert!(steady.percent() > 90.0, "32 blocks of 34: {steady:?}");
+}
+
+#[test]
+fn equal_traffic_gives_equal_answers_and_its_memory_does_not_grow() {
+    let run = || {
+        let mut lab = Lab::statepages(Setup { pages: 15_000, ..LOOP });
+        let bytes = |lab: &Lab| lab.engine.control().policy_report().expect("it reports").bytes;
+        let before = bytes(&lab);
+        let order = |round| shuffled(PROMPTS, 77 + round);
+        let realised = rounds(&mut lab, order);
+        assert_eq!(bytes(&lab), before);
+        (realised, lab.engine.snapshot())
+    };
+    assert_eq!(run(), run());
 }

@@ -120,9 +120,9 @@ impl ControlPlane {
             return KeepPlan { demand: None, scope: Scope::EVERY };
         }
         let cap = self.placement().resumable_cap(hit.full);
+        let grid = self.placement().grid();
         let pages = Pages::new(self.pool.total());
-        let vacant = Pages::new(self.pool.vacant());
-        self.policy.plan(&PlanRequest { keys, hit: *hit, cap, pages, vacant })
+        self.policy.plan(&PlanRequest { keys, hit: *hit, cap, pages, grid })
     }
 
     /// Walks the prompt's blocks as far as they are found.

@@ -60,14 +60,8 @@ pub struct Placement {
 /// Which reasons count for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All of them.
-    Ahead {
-        /// Blocks between the anchor and the last boundary that could be resumed from. Where they
-        /// would leave no block, the anchor lies at the last.
-        back: Pages,
-        /// Whether there is a grid.
-        grid: Grid,
-    },
+    /// All of them, with or without the grid.
+    Ahead(Grid),
     /// What the admission asked for, and what costs no cut: demand and prompt end.
     Asked,
 }
@@ -82,8 +76,8 @@ pub enum Grid {
 }
 
 impl Scope {
-    /// All reasons, and the anchor at the last boundary.
-    pub const EVERY: Self = Self::Ahead { back: Pages::ZERO, grid: Grid::Kept };
+    /// All reasons.
+    pub const EVERY: Self = Self::Ahead(Grid::Kept);
 }
 
 /// A prefill chunk `(start, end]` that the budget would allow.
@@ -240,15 +234,8 @@ impl Placement {
             let next = u64::from(start.get() / step + 1) * u64::from(step);
             u32::try_from(next).ok().map(Boundary::from_raw)
         });
-        let last = self.block.boundary_floor(limit);
-        let anchor = match self.scope {
-            Scope::Asked => None,
-            Scope::Ahead { back, .. } => {
-                let back = self.block.boundary_after(back);
-                Some(if back < last { Boundary::from_raw(last.get() - back.get()) } else { last })
-            }
-        }
-        .filter(|_| self.keeps_ends());
+        let ahead = self.scope != Scope::Asked && self.keeps_ends();
+        let anchor = ahead.then(|| self.block.boundary_floor(limit));
         [(KeepReason::Demand, demand), (KeepReason::Anchor, anchor), (KeepReason::Grid, grid)]
             .into_iter()
             .filter_map(|(reason, boundary)| Some((reason, boundary?)))
@@ -256,10 +243,10 @@ impl Placement {
     }
 
     /// Spacing of the prompt's grid, where there is one.
-    fn grid(&self) -> Option<Pages> {
+    pub(crate) fn grid(&self) -> Option<Pages> {
         match self.scope {
-            Scope::Ahead { grid: Grid::Kept, .. } => self.spacing(),
-            Scope::Ahead { grid: Grid::Skipped, .. } | Scope::Asked => None,
+            Scope::Ahead(Grid::Kept) => self.spacing(),
+            Scope::Ahead(Grid::Skipped) | Scope::Asked => None,
         }
     }
 
@@ -267,7 +254,7 @@ impl Placement {
     const fn spacing(&self) -> Option<Pages> {
         match (self.scope, self.interval) {
             (
-                Scope::Ahead { .. },
+                Scope::Ahead(_),
                 CheckpointInterval::Grid(interval) | CheckpointInterval::GridAndDemand(interval),
             ) => Some(interval),
             (Scope::Asked, _) | (_, CheckpointInterval::AnchorsOnly | CheckpointInterval::Off) => {

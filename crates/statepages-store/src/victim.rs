@@ -58,8 +58,8 @@ pub struct PlanRequest<'a> {
     pub cap: Boundary,
     /// Pages of the pool.
     pub pages: Pages,
-    /// Pages of it that hold nothing.
-    pub vacant: Pages,
+    /// Blocks between two boundaries of the grid, where there may be one.
+    pub grid: Option<Pages>,
 }
 
 /// What an admission's prefill is cut for.

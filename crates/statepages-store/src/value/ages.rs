@@ -35,8 +35,9 @@ pub(crate) const LAST: usize = SPANS - 1;
 /// traffic within a few hundred images; a chance of one half is then known to about 3 %.
 const TRIALS_MAX: f64 = 256.0;
 
-/// Trials that a figure needs before it counts as much as what was believed before.
-const TRIALS_ENOUGH: f64 = 8.0;
+/// Trials that a figure needs before it counts as much as what was believed before: a chance of one
+/// half is known to about 9 % by then.
+const TRIALS_ENOUGH: f64 = 32.0;
 
 /// What is known of each class and span.
 #[derive(Debug)]

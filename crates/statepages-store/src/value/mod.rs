@@ -21,7 +21,6 @@ mod ages;
 mod directory;
 mod ranks;
 mod rings;
-mod seams;
 mod sights;
 mod thrift;
 mod tree;
@@ -33,7 +32,6 @@ use crate::placement::{Grid, KeepReason, Scope};
 use crate::value::ages::EPOCHS_PER_POOL;
 use crate::value::directory::{Directory, EntryIndex, Resident};
 use crate::value::ranks::Bargain;
-use crate::value::seams::{SEAM_MAX, Seams};
 use crate::value::sights::{Onward, Sights};
 pub use crate::value::thrift::Spending;
 use crate::value::thrift::{Account, Thrift};
@@ -49,7 +47,6 @@ pub struct Statepages {
     tree: Tree,
     directory: Directory,
     sights: Sights,
-    seams: Seams,
     thrift: Thrift,
     /// Pages asked for since the last epoch ended.
     asked: u64,
@@ -64,8 +61,6 @@ struct Known {
     blocks: usize,
     /// What follows the last known block.
     onward: Onward,
-    /// Blocks before the last boundary of an earlier prompt that this one takes up again.
-    back: Option<usize>,
 }
 
 /// What the policy knows of itself.
@@ -95,7 +90,6 @@ impl Statepages {
             tree: Tree::new(pages_max),
             directory: Directory::new(pages_max, units.get()),
             sights: Sights::new(pages_max),
-            seams: Seams::new(),
             thrift: Thrift::new(),
             asked: 0,
             admissions: 0,
@@ -105,27 +99,12 @@ impl Statepages {
 
     /// How far a path is known. No further than `cap` blocks.
     fn known(&self, keys: &PromptKeys, cap: usize) -> Known {
-        let mut known = Known { blocks: 0, onward: Onward::Nothing, back: None };
-        let mut passed = None;
+        let mut known = Known { blocks: 0, onward: Onward::Nothing };
         for index in 0..cap {
-            let Some(sight) = self.sights.get(keys.key(index)) else { break };
-            if sight.before_end == Some(0) {
-                passed = Some(0);
-            }
-            let back = sight.before_end.map(usize::from).or(passed);
-            known = Known { blocks: index + 1, onward: sight.onward, back };
+            let Some(onward) = self.sights.onward(keys.key(index)) else { break };
+            known = Known { blocks: index + 1, onward };
         }
         known
-    }
-
-    /// Sees the blocks of a path, and where an identical one is taken up again.
-    fn see(&mut self, keys: &PromptKeys, cap: usize) {
-        for index in 0..keys.blocks() {
-            self.sights.see(keys.key(index), keys.parent(index));
-        }
-        for back in (0u8..).take(SEAM_MAX + 1).take_while(|&back| usize::from(back) < cap) {
-            self.sights.note_end(keys.key(cap - 1 - usize::from(back)), back);
-        }
     }
 
     /// An image was asked for.
@@ -156,29 +135,30 @@ impl Statepages {
     }
 
     /// The boundary that a path asks for: others went on from its last known block to something else,
-    /// so it is a prefix with several tails. Where pages are not vacant, not for fewer blocks than the
-    /// image has units.
+    /// so it is a prefix with several tails.
     fn demand(&mut self, request: &PlanRequest<'_>, known: &Known) -> Option<Boundary> {
-        let PlanRequest { keys, hit, pages, .. } = *request;
+        let PlanRequest { keys, hit, cap, pages, grid } = *request;
         let block = keys.block();
         let blocks = Pages::new(u32::try_from(known.blocks).expect("blocks of a request fit u32"));
-        let boundary = block.boundary_after(blocks);
         let resumed = block.blocks_floor(hit.resumable.tokens());
-        let least = if roomy(request) { 1 } else { self.units };
-        let branches = known.onward == Onward::Something && boundary < request.cap;
-        if !branches || blocks.get() < resumed.get() + least {
+        let boundary = block.boundary_after(blocks);
+        if known.onward == Onward::Nothing || boundary >= cap || blocks <= resumed {
             return None;
         }
-        self.thrift.read(Account::Hedge);
+        // An image of the grid would have been read.
+        if grid.is_some_and(|step| blocks.get() / step.get() > resumed.get() / step.get()) {
+            self.thrift.read(Account::Hedge);
+        }
         let key = keys.key(known.blocks - 1);
-        self.want(key, KeepReason::Demand, known.blocks, u64::from(pages.get()));
+        self.want(key, KeepReason::Demand, known.blocks, pages);
         match self.thrift.spending(Account::Demand) {
             Spending::Paying => Some(boundary),
             Spending::Thrifty { .. } => None,
         }
     }
 
-    /// What the request's own end is kept for: whoever sends the same again, or goes on from it.
+    /// What is kept of the request's own path: its end, for whoever sends the same again or goes on
+    /// from it, and the grid, for whoever leaves it on the way.
     fn ahead(
         &mut self,
         request: &PlanRequest<'_>,
@@ -187,35 +167,33 @@ impl Statepages {
     ) -> Scope {
         let PlanRequest { keys, cap, pages, .. } = *request;
         let cap = keys.block().blocks_floor(cap.tokens()).index();
-        let back = self.seams.back(cap);
-        if let Some(at) = cap.checked_sub(back.index() + 1) {
-            let anchor = keys.key(at);
+        let fresh = cap.saturating_sub(known.blocks);
+        if cap > 0 {
+            let anchor = keys.key(cap - 1);
             if let Some(before) = last
                 && self.directory.find(anchor).is_none()
             {
                 self.directory.pass(before);
             }
-            let fresh = (at + 1).saturating_sub(known.blocks);
-            self.want(anchor, KeepReason::Anchor, fresh, u64::from(pages.get()));
+            self.want(anchor, KeepReason::Anchor, fresh, pages);
         }
+        self.thrift.want(Account::Hedge, fresh as u64, pages, self.admissions);
         let grid = match self.thrift.spending(Account::Hedge) {
-            Spending::Paying if roomy(request) => Grid::Kept,
-            Spending::Paying | Spending::Thrifty { .. } => Grid::Skipped,
+            Spending::Paying => Grid::Kept,
+            Spending::Thrifty { .. } => Grid::Skipped,
         };
-        let (fresh, total) = (request.hit.full.get() / keys.block().get(), pages.get());
-        self.thrift.want(Account::Hedge, fresh.into(), total.into(), self.admissions);
         match self.thrift.spending(Account::Ahead) {
-            Spending::Paying => Scope::Ahead { back, grid },
+            Spending::Paying => Scope::Ahead(grid),
             Spending::Thrifty { .. } => Scope::Asked,
         }
     }
 
     /// An image for `key` is wanted, with `blocks` blocks that would be kept for it.
-    fn want(&mut self, key: ContentKey, reason: KeepReason, blocks: usize, total: u64) {
+    fn want(&mut self, key: ContentKey, reason: KeepReason, blocks: usize, pool: Pages) {
         if self.directory.find(key).is_none() {
             self.directory.want(key, reason);
             let bundle = blocks as u64 + u64::from(self.units);
-            self.thrift.want(account(reason), bundle, total, self.admissions);
+            self.thrift.want(account(reason), bundle, pool, self.admissions);
         }
     }
 
@@ -254,12 +232,11 @@ impl Statepages {
             .find(|&page| view.is_eligible(Victim::Page(page)))
     }
 
-    /// What a new image may have: nothing but vacant pages for the grid, which is a hedge, and for an
-    /// account that does not pay; else loose pages, and of images those that are worth less than it.
+    /// What a new image may have: nothing but vacant pages where its account does not pay; else loose
+    /// pages, and of images those that are worth less than it.
     fn for_store(&mut self, view: &VictimView<'_>, store: StorePurpose) -> Option<Victim> {
         let StorePurpose { key, boundary, reason } = store;
-        let pays = self.thrift.spending(account(reason)) == Spending::Paying;
-        if reason == KeepReason::Grid || !pays {
+        if self.thrift.spending(account(reason)) != Spending::Paying {
             return None;
         }
         if let Some(page) = self.loose_page(view) {
@@ -291,15 +268,14 @@ impl VictimPolicy for Statepages {
         self.tick(u64::from(asked + self.units), u64::from(pages.get()));
         let cap = block.blocks_floor(cap.tokens()).index();
         let known = self.known(keys, cap);
-        if let Some(back) = known.back {
-            self.seams.see(back);
-        }
         let last = (0..cap).rev().find_map(|index| self.directory.find(keys.key(index)));
         self.planned = last;
         if let Some(entry) = last {
             self.read(entry);
         }
-        self.see(keys, cap);
+        for index in 0..keys.blocks() {
+            self.sights.see(keys.key(index), keys.parent(index));
+        }
         let scope = self.ahead(request, &known, last);
         KeepPlan { demand: self.demand(request, &known), scope }
     }
@@ -369,13 +345,6 @@ impl VictimPolicy for Statepages {
     }
 }
 
-/// Whether so many pages are vacant that images beside those most likely read cost nothing: the pages
-/// of the request, and as many again.
-const fn roomy(request: &PlanRequest<'_>) -> bool {
-    let PlanRequest { keys, hit, vacant, .. } = *request;
-    vacant.get() / 2 >= keys.block().blocks_ceil(hit.full).get()
-}
-
 const fn account(reason: KeepReason) -> Account {
     match reason {
         KeepReason::Demand => Account::Demand,
@@ -383,3 +352,6 @@ const fn account(reason: KeepReason) -> Account {
         KeepReason::Anchor | KeepReason::PromptEnd | KeepReason::DecodeSpacing => Account::Ahead,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,18 +18,8 @@ pub(crate) struct Sights {
     keys: KeyTable,
     /// The block seen longest ago ahead.
     seen: Order,
-    notes: Vec<Sight>,
+    onward: Vec<Onward>,
 }
-
-/// What is known of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sight {
-    pub(crate) onward: Onward,
-    /// Blocks from here to the last boundary of the prompt that ended near here most lately.
-    pub(crate) before_end: Option<u8>,
-}
-
-const BLANK: Sight = Sight { onward: Onward::Nothing, before_end: None };
 
 /// What is known to follow a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,25 +36,18 @@ impl Sights {
         Self {
             keys: KeyTable::new(blocks),
             seen: Order::new(blocks),
-            notes: vec![BLANK; blocks as usize],
+            onward: vec![Onward::Nothing; blocks as usize],
         }
     }
 
     /// Bytes held, used or not.
     pub(crate) fn bytes(&self) -> u64 {
-        self.keys.bytes() + self.seen.bytes() + size_of_val(&*self.notes) as u64
+        self.keys.bytes() + self.seen.bytes() + size_of_val(&*self.onward) as u64
     }
 
-    /// What is known of a block.
-    pub(crate) fn get(&self, key: ContentKey) -> Option<Sight> {
-        self.keys.get(key.raw()).map(|block| self.notes[block as usize])
-    }
-
-    /// Notes that a prompt's last boundary lies so many blocks after a block.
-    pub(crate) fn note_end(&mut self, key: ContentKey, blocks: u8) {
-        if let Some(block) = self.keys.get(key.raw()) {
-            self.notes[block as usize].before_end = Some(blocks);
-        }
+    /// What follows a block, where the block is known.
+    pub(crate) fn onward(&self, key: ContentKey) -> Option<Onward> {
+        self.keys.get(key.raw()).map(|block| self.onward[block as usize])
     }
 
     /// Sees a block that follows `parent`.
@@ -75,10 +58,10 @@ impl Sights {
             return;
         }
         if let Some(parent) = parent.and_then(|parent| self.keys.get(parent.raw())) {
-            self.notes[parent as usize].onward = Onward::Something;
+            self.onward[parent as usize] = Onward::Something;
         }
         let known = self.seen.len();
-        let block = if (known as usize) < self.notes.len() {
+        let block = if (known as usize) < self.onward.len() {
             known
         } else {
             let Some(oldest) = self.seen.first() else { return };
@@ -88,7 +71,7 @@ impl Sights {
         };
         self.keys.insert(key.raw(), block);
         self.seen.push_back(block);
-        self.notes[block as usize] = BLANK;
+        self.onward[block as usize] = Onward::Nothing;
     }
 }
 
@@ -101,7 +84,7 @@ mod tests {
     }
 
     fn onward(sights: &Sights, n: u32) -> Option<Onward> {
-        sights.get(key(n)).map(|sight| sight.onward)
+        sights.onward(key(n))
     }
 
     #[test]

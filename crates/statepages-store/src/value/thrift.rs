@@ -14,6 +14,8 @@
 //! What was not kept is remembered by the directory like what was, so that an image that would have
 //! been read is noticed at once.
 
+use statepages_page::Pages;
+
 /// What images are kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Account {
@@ -76,9 +78,16 @@ impl Thrift {
     }
 
     /// Admission number `admission` wants an image of the account, for a bundle of so many pages.
-    pub(crate) const fn want(&mut self, account: Account, bundle: u64, pool: u64, admission: u64) {
+    pub(crate) const fn want(
+        &mut self,
+        account: Account,
+        bundle: u64,
+        pool: Pages,
+        admission: u64,
+    ) {
         let state = &mut self.accounts[account as usize];
         state.unread = state.unread.saturating_add(bundle);
+        let pool = pool.get() as u64;
         let credit = match state.credit {
             Credit::Sample => pool / 8,
             Credit::TwoPools => 2 * pool,
@@ -99,17 +108,17 @@ mod tests {
     fn it_stops_after_two_pools_and_goes_on_with_the_first_read() {
         let mut thrift = Thrift::new();
         for admission in 1..=19 {
-            thrift.want(Account::Ahead, 10, 100, admission);
+            thrift.want(Account::Ahead, 10, Pages::new(100), admission);
             assert_eq!(thrift.spending(Account::Ahead), Spending::Paying);
         }
-        thrift.want(Account::Ahead, 10, 100, 20);
-        thrift.want(Account::Ahead, 10, 100, 21);
+        thrift.want(Account::Ahead, 10, Pages::new(100), 20);
+        thrift.want(Account::Ahead, 10, Pages::new(100), 21);
         assert_eq!(thrift.spending(Account::Ahead), Spending::Thrifty { since: 20 });
         assert_eq!(thrift.spending(Account::Demand), Spending::Paying);
         thrift.read(Account::Demand);
         assert_eq!(thrift.spending(Account::Ahead), Spending::Thrifty { since: 20 });
         thrift.read(Account::Ahead);
-        thrift.want(Account::Ahead, 199, 100, 22);
+        thrift.want(Account::Ahead, 199, Pages::new(100), 22);
         assert_eq!(thrift.spending(Account::Ahead), Spending::Paying);
     }
 }

@@ -202,6 +202,10 @@ impl Tree {
         assert_eq!(node.image, None, "one image a block");
         node.image = Some(image);
         node.cover += 1;
+        if node.cover == 2 {
+            let other = node.heirs;
+            return self.image_below(other);
+        }
         let mut covered = index;
         while self.nodes[covered as usize].cover == 1 {
             let page = self.nodes[covered as usize].page;
