@@ -35,7 +35,8 @@ class Fault:
 @dataclass
 class Run:
     """How one forward is executed. `rows`: the format of cached rows, 'exact' | 'bf16' | 'fp8' (the two-plane row, and fp8
-    index rows); every query reads rounded rows, those of its own chunk too. `taps` receives the index scores and choices by layer when it is a dict."""
+    index rows); every query reads rounded rows, those of its own chunk too. `taps` receives the index scores and choices by layer when it is a dict.
+    `divergence` and `odd` receive, per CSA layer, the index loss and how many of its targets, log-probabilities and terms are not finite."""
 
     dtype: torch.dtype
     sparse: bool
@@ -45,6 +46,7 @@ class Run:
     fault: Fault | None = None
     taps: dict | None = None
     divergence: list = field(default_factory=list)
+    odd: list = field(default_factory=list)
 
 
 PIECES = []
@@ -306,7 +308,10 @@ def divergence(scores, raw_window, raw_entries, sink, weight, position, scale: f
     target = target / (target.sum(-1, keepdim=True) + 1e-20)
     safe = torch.where(scores > LOWEST, scores, -1e30)
     log_q = torch.log_softmax(safe, -1)
-    return ((target * (torch.log(target + 1e-20) - log_q)).sum(-1) * weight).sum() / weight.sum()
+    terms = target * (torch.log(target + 1e-20) - log_q)
+    odd = torch.stack([(~torch.isfinite(t)).sum().float() for t in (target, log_q, terms)])
+    terms = torch.where(target > 0, terms, 0.0)
+    return (terms.sum(-1) * weight).sum() / weight.sum(), odd
 
 
 def index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries):
@@ -321,7 +326,9 @@ def index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries):
     if run.teach is not None:
         scores = index_scores(q, weights, keys, tables, run.teach)
         seen = [every(t, tables, run.teach) for t in (raw_window.detach(), raw_entries.detach(), tables.teach_weight, tables.position)]
-        run.divergence.append(divergence(scores, seen[0], seen[1], w[pre + "attn_sink"].detach(), seen[2] * (seen[3] >= 3), seen[3], cfg["head_dim"] ** -0.5))
+        loss, odd = divergence(scores, seen[0], seen[1], w[pre + "attn_sink"].detach(), seen[2] * (seen[3] >= 3), seen[3], cfg["head_dim"] ** -0.5)
+        run.divergence.append(loss)
+        run.odd.append(odd)
     if not run.sparse:
         return None
     with torch.no_grad():

@@ -29,6 +29,7 @@ from vocabulary import load_world
 
 TOKENS = 38912
 RECENT = 12
+SAVE_SECONDS = 45
 
 
 class Stage(NamedTuple):
@@ -103,7 +104,7 @@ class Trainer:
                 tensor.requires_grad_()
         self.optimiser = Optimiser(self.w, cfg["o_groups"], rate)
         self.step, self.tokens, self.curve = 0, 0, []
-        self.stats = torch.zeros(11, device=device)
+        self.stats = torch.zeros(14, device=device)
         self.enter(stage)
 
     def enter(self, stage):
@@ -136,7 +137,7 @@ class Trainer:
             for layer in range(self.cfg["num_hash_layers"], self.cfg["num_hidden_layers"]):
                 load = run.taps["load", layer]
                 self.w[f"layers.{layer}.ffn.gate.bias"] -= 0.001 * torch.sign(load - load.mean())
-            self.stats.copy_(torch.cat([torch.stack([answers, rest, taught]), kinds.flatten().float()]))
+            self.stats.copy_(torch.cat([torch.stack([answers, rest, taught]), kinds.flatten().float(), sum(run.odd)]))
 
     def train_step(self, scale):
         for buffer, array in zip(self.buffers, self.feed.next(self.batch, self.length, STAGES[self.stage].texts)):
@@ -164,12 +165,13 @@ class Trainer:
             self.graphs = None
 
     def accuracy(self):
-        total = np.sum([np.zeros(8)] + [r[3:] for r in self.recent], 0).reshape(4, 2)
+        total = np.sum([np.zeros(8)] + [r[3:11] for r in self.recent], 0).reshape(4, 2)
         return total[:, 0] / np.maximum(total[:, 1], 1)
 
-    def train(self, until, last_from, scale_at):
+    def train(self, until, last_from, scale_at, out):
         """Trains until the clock says `until`, in the last stage from `last_from` on; scale_at(seconds) is the rate's factor."""
         waiting, begun = [], time.time()
+        saved = begun
         while time.time() < until:
             waiting.append(self.train_step(scale_at(time.time()) * min(1.0, (self.step + 1) / 40)))
             if self.step % 10 == 0:
@@ -181,8 +183,14 @@ class Trainer:
                     row = {"seed": self.seed, "step": self.step, "tokens": self.tokens, "length": self.length, "seconds": round(time.time() - begun, 1),
                            "answers": round(float(mean[0]), 4), "rest": round(float(mean[1]), 4), "index": round(float(mean[2]), 4),
                            "window": round(float(accuracy[0]), 4), "history": round(float(accuracy[1]), 4), "across": round(float(accuracy[2]), 4), "guest": round(float(accuracy[3]), 4)}
+                    odd = np.max([r[11:] for r in self.recent], 0)
+                    if odd.any() or not np.isfinite(mean).all():
+                        row["odd"] = odd.tolist()
                     self.curve.append(row)
                     self.log(row)
+                    if time.time() > saved + SAVE_SECONDS:
+                        save_published(out, self.w)
+                        saved = time.time()
                 done = accuracy.min() >= STAGES[self.stage].enough or self.in_stage >= (STAGES[self.stage].most or math.inf)
                 if self.stage + 1 < len(STAGES):
                     if time.time() >= last_from:
@@ -209,12 +217,19 @@ def save_weights(folder, w):
         publish.write_safetensors(f"{folder}/weights-{i}.safetensors", part)
 
 
+def save_published(folder, w):
+    """The published form, replaced in one piece, so that a run that is cut short loses little."""
+    publish.write_safetensors(f"{folder}/model.safetensors.part", publish.published(w))
+    os.replace(f"{folder}/model.safetensors.part", f"{folder}/model.safetensors")
+
+
 def load_weights(folder):
+    """Training weights of an earlier run, or else the published ones of a model folder."""
     w = {}
     for name in sorted(os.listdir(folder)):
         if name.startswith("weights-"):
             w.update(publish.read_safetensors(f"{folder}/{name}"))
-    return w
+    return w or publish.restored(publish.read_safetensors(f"{folder}/model.safetensors"))
 
 
 def main():
@@ -262,7 +277,7 @@ def main():
             trainer = Trainer(cfg, int(item.strip("p")), pool, device, log, rate=args.rate, local=not item.endswith("p"))
             trainer.train_step(0.0)  # compiles, outside the search time
             log({"seed": item, "compiled": True})
-            trainer.train(min(end, time.time() + args.search_seconds), end, lambda now: 1.0)
+            trainer.train(min(end, time.time() + args.search_seconds), end, lambda now: 1.0, args.out)
             log({"seed": item, "search_score": trainer.score(), "tokens": trainer.tokens})
             trainer.release()
             if best is None or trainer.score() > best.score():
@@ -272,8 +287,9 @@ def main():
         if best.score() < args.least_score:
             log({"stopped": "no seed is worth going on with", "score": best.score()})
             end = time.time()
-    best.train(end, end - args.last_seconds, lambda now: min(1.0, max(0.02, (end - now) / args.decay_seconds)))
+    best.train(end, end - args.last_seconds, lambda now: min(1.0, max(0.02, (end - now) / args.decay_seconds)), args.out)
     save_weights(args.out, best.w)
+    save_published(args.out, best.w)
     log({"seed": best.seed, "final_score": best.score(), "accuracy": best.accuracy().round(4).tolist(), "tokens": best.tokens, "steps": best.step})
     pool.terminate()
 

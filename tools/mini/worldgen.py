@@ -20,7 +20,9 @@ A conversation opens with OPENING facts. What a line can be after that (weights 
                         guest in the window has the same attribute, so that the attribute does not give the guest away;
                guest    the guest of a berth settled at most NEAR tokens before the question.
 A line that finds no candidate becomes filler. A drill has the same lines in other weights (DRILL), with many more
-questions, the across and guest kinds twice as often as the others: the first lessons are short texts of this kind.
+questions, the across and guest kinds twice as often as the others: the first lessons are short texts of this kind. Its
+facts share DRILL_ATTRIBUTES attributes, so that the attribute of an across question hardly ever names the guest, and
+half of its guests are any name of the cast, so that the question for a guest cannot be guessed either.
 
 An evaluation prompt is a conversation of exactly `boundary` tokens, padded to it, and then one question which nothing
 before has asked. All that the answer needs stands before the boundary, and the question after it.
@@ -33,7 +35,8 @@ GAP, NEAR, FAR = 130, 85, 140
 CAST, WATCHERS, OPENING = 24, 12, 6
 # Rolls below the first five numbers give a fact, a log, a berth, filler, a pad; the rest up to 100 a question, whose kind is one of the list.
 USUAL = (19, 49, 71, 86, 88), (1, 2, 3, 4)
-DRILL = (10, 18, 52, 54, 56), (1, 2, 3, 3, 4, 4)
+DRILL = (8, 36, 72, 74, 75), (1, 2, 3, 3, 4, 4)
+DRILL_ATTRIBUTES = 3
 LONGEST_LINE = 24
 REST, WINDOW, HISTORY, ACROSS, GUEST = 0, 1, 2, 3, 4
 KINDS = {WINDOW: "window", HISTORY: "history", ACROSS: "across"}
@@ -88,7 +91,7 @@ class Fact:
 class Conversation:
     """One logbook, grown line by line. `tokens` and `marks` run in parallel; a mark is the kind of an answer's word."""
 
-    def __init__(self, world, seed):
+    def __init__(self, world, seed, drill=False):
         self.world, self.rng = world, SplitMix64(seed)
         self.tokens, self.marks = [], []
         below = self.rng.below
@@ -97,7 +100,10 @@ class Conversation:
             j = i + below(len(pool) - i)
             pool[i], pool[j] = pool[j], pool[i]
         self.cast = [world.names[i] for i in pool[:CAST]]
-        self.facts, self.facts_of = {}, {}
+        count = len(world.attributes)
+        start = below(count) if drill else 0
+        self.attributes = [(start + i) % count for i in range(DRILL_ATTRIBUTES if drill else count)]
+        self.drill, self.facts, self.facts_of = drill, {}, {}
         self.logs, self.guests = {}, {}
 
     # ------------------------------------------------------------------------------------------ sentences
@@ -123,7 +129,7 @@ class Conversation:
         self.marks += [REST] * length
 
     def state_fact(self):
-        name, attr = self.pick(self.cast), self.rng.below(len(self.world.attributes))
+        name, attr = self.pick(self.cast), self.pick(self.attributes)
         if (name, attr) in self.facts:
             return self.fill()
         fact = Fact(name, attr, self.pick(self.world.adjectives), self.pick(self.world.nouns[attr]))
@@ -152,7 +158,7 @@ class Conversation:
             return self.fill()
         berth = self.pick(free)
         housed = [n for n, end in self.guests.values() if end > here - GAP]
-        known = list(self.facts_of)
+        known = self.cast if self.drill and self.rng.below(2) else list(self.facts_of)
         name = self.pick([n for n in known if n not in housed] or known)
         time = self.pick(self.world.filler["time"])
         self.say(self.pick(self.world.templates["berth"]), berth=berth, name=name, time=time)
@@ -225,7 +231,7 @@ class Conversation:
 
 def training_text(world, seed, length, drill):
     """(tokens, marks), both of exactly `length`."""
-    talk = Conversation(world, seed)
+    talk = Conversation(world, seed, drill)
     while len(talk.tokens) < length:
         talk.line(DRILL if drill else USUAL)
     return talk.tokens[:length], talk.marks[:length]

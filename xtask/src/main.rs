@@ -1,7 +1,8 @@
-//! Developer tasks: `cargo xtask tidy` and `cargo xtask ci`.
+//! Developer tasks: `cargo xtask tidy`, `cargo xtask python` and `cargo xtask ci`.
 //!
 //! Continuous integration runs `cargo xtask ci`, so that what passes there passes here.
 
+mod python;
 mod tidy;
 
 use std::process::{Command, ExitCode};
@@ -51,16 +52,18 @@ fn ci() -> Result<()> {
             bail!("{name} failed: {status}");
         }
     }
-    Ok(())
+    eprintln!("== python: cargo xtask python");
+    python::test()
 }
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1);
     let outcome = match task.as_deref() {
         Some("tidy") => tidy::check(),
+        Some("python") => python::test(),
         Some("ci") => ci(),
         other => {
-            eprintln!("usage: cargo xtask <tidy|ci>; got {}", other.unwrap_or("nothing"));
+            eprintln!("usage: cargo xtask <tidy|python|ci>; got {}", other.unwrap_or("nothing"));
             return ExitCode::from(2);
         }
     };

@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("statepages-cuda", &["statepages-page", "statepages-copy"]),
     ("statepages-model", &["statepages-page", "statepages-geometry", "statepages-copy"]),
     ("statepages-weights", &["statepages-geometry", "statepages-model"]),
+    ("statepages-mini", &[]),
     (
         "statepages-engine",
         &[
@@ -42,7 +43,18 @@ const ARROWS: &[(&str, &[&str])] = &[
             "statepages-copy",
             "statepages-model",
             "statepages-engine",
+            "statepages-mini",
             "statepages-weights",
+            "statepages-cuda",
+        ],
+    ),
+    (
+        "statepages-python",
+        &[
+            "statepages-page",
+            "statepages-geometry",
+            "statepages-store",
+            "statepages-copy",
             "statepages-cuda",
         ],
     ),
@@ -133,11 +145,35 @@ fn arrows(findings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// One crate may hold unsafe code; every other takes the workspace's lints, which forbid it.
+/// Crates that may hold unsafe code, and in which files; `None` is anywhere. Every other crate takes
+/// the workspace's lints, which forbid it.
+const UNSAFE: &[(&str, Option<&[&str]>)] = &[
+    ("statepages-cuda", None),
+    ("statepages-python", Some(&["dlpack.rs", "foreign.rs"])),
+    // One call, which maps a file.
+    ("statepages-weights", Some(&["shard.rs"])),
+];
+
 fn lints(name: &str, manifest: &str, findings: &mut Vec<String>) -> Result<()> {
     let text = fs::read_to_string(manifest).with_context(|| format!("cannot read {manifest}"))?;
-    if name != "statepages-cuda" && !text.contains("[lints]\nworkspace = true") {
-        findings.push(format!("crate {name} does not take the workspace's lints"));
+    let may = UNSAFE.iter().find(|(may, _)| *may == name);
+    let Some((_, files)) = may else {
+        if !text.contains("[lints]\nworkspace = true") {
+            findings.push(format!("crate {name} does not take the workspace's lints"));
+        }
+        return Ok(());
+    };
+    let Some(files) = files else { return Ok(()) };
+    let mut sources = Vec::new();
+    let dir = Path::new(manifest).parent().context("a manifest lies in a folder")?;
+    collect(&dir.join("src"), &mut sources)?;
+    for source in sources {
+        let stem = source.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let text = fs::read_to_string(&source)
+            .with_context(|| format!("cannot read {}", source.display()))?;
+        if !files.contains(&stem) && text.contains("unsafe") {
+            findings.push(format!("{name}: {stem} may hold no unsafe code"));
+        }
     }
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use bytemuck::{Pod, Zeroable};
 use statepages_page::{Bytes, PageId, Pages, SlotId, StateLayout};
 
+use crate::{HostMemory, PagePlace, SlotPlace};
+
 /// One cache line; buffers are vectors of these, so every row view is aligned.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -130,30 +132,6 @@ impl HostArena {
         self.planes[plane].item_mut(slot.index())
     }
 
-    /// One region's pages for reading and one plane's slots for writing, at once.
-    ///
-    /// # Panics
-    /// Where any of the four does not exist.
-    pub fn page_to_slot(
-        &mut self,
-        (region, page): (usize, PageId),
-        (plane, slot): (usize, SlotId),
-    ) -> (&[u8], &mut [u8]) {
-        (self.regions[region].item(page.index()), self.planes[plane].item_mut(slot.index()))
-    }
-
-    /// One plane's slots for reading and one region's pages for writing, at once.
-    ///
-    /// # Panics
-    /// Where any of the four does not exist.
-    pub fn slot_to_page(
-        &mut self,
-        (plane, slot): (usize, SlotId),
-        (region, page): (usize, PageId),
-    ) -> (&[u8], &mut [u8]) {
-        (self.planes[plane].item(slot.index()), self.regions[region].item_mut(page.index()))
-    }
-
     /// Copies a whole slot, plane by plane.
     ///
     /// # Panics
@@ -164,5 +142,31 @@ impl HostArena {
             assert!(from < plane.items && to < plane.items, "relocation outside the slots");
             plane.bytes_mut().copy_within(from * stride..(from + 1) * stride, to * stride);
         }
+    }
+}
+
+impl HostMemory for HostArena {
+    fn pages(&self) -> Pages {
+        Self::pages(self)
+    }
+
+    fn slots(&self) -> u32 {
+        Self::slots(self)
+    }
+
+    fn scatter(&mut self, from: SlotPlace, to: PagePlace, bytes: usize) {
+        let source = &self.planes[from.plane].item(from.slot.index())[from.offset..][..bytes];
+        let target = self.regions[to.region].item_mut(to.page.index());
+        target[to.offset..][..bytes].copy_from_slice(source);
+    }
+
+    fn gather(&mut self, from: PagePlace, to: SlotPlace, bytes: usize) {
+        let source = &self.regions[from.region].item(from.page.index())[from.offset..][..bytes];
+        let target = self.planes[to.plane].item_mut(to.slot.index());
+        target[to.offset..][..bytes].copy_from_slice(source);
+    }
+
+    fn move_slot(&mut self, from: SlotId, to: SlotId) {
+        Self::move_slot(self, from, to);
     }
 }

@@ -1,20 +1,63 @@
 //! The host backend: copies at once, on the caller's thread. It is the specification of every
 //! other backend.
 
-use statepages_page::{Boundary, MaintenanceOps, PageId, Segment, SlotId, StateLayout};
+use std::marker::PhantomData;
+
+use statepages_page::{Boundary, MaintenanceOps, PageId, Pages, Segment, SlotId, StateLayout};
 
 use crate::{
     Batcher, CopyBackend, CopyError, CopyOrder, CopyPlan, CopyState, CopyTicket, HostArena,
     OpChecker, Pieces, Refused, Step,
 };
 
-/// Executes batches on a [`HostArena`].
+/// Executes batches on host memory: the project's own [`HostArena`], or an engine's.
 ///
 /// Every move is a multiple of 16 bytes long and starts at one, in slots and in pages: layouts are
-/// checked for it, and buffers start on a cache line.
-pub struct HostBackend {
+/// checked for it, and an arena's buffers start on a cache line.
+pub struct HostBackend<M = HostArena> {
     copier: Copier,
     tickets: Tickets,
+    memory: PhantomData<fn(&mut M)>,
+}
+
+/// Pages and slots in host memory. Places lie within the layout that the memory was made for.
+pub trait HostMemory {
+    /// Number of pages.
+    fn pages(&self) -> Pages;
+
+    /// Number of slots.
+    fn slots(&self) -> u32;
+
+    /// Copies bytes of a slot into a page.
+    fn scatter(&mut self, from: SlotPlace, to: PagePlace, bytes: usize);
+
+    /// Copies bytes of a page into a slot.
+    fn gather(&mut self, from: PagePlace, to: SlotPlace, bytes: usize);
+
+    /// Copies a whole slot, plane by plane.
+    fn move_slot(&mut self, from: SlotId, to: SlotId);
+}
+
+/// A byte of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotPlace {
+    /// The slot.
+    pub slot: SlotId,
+    /// Plane of the slot.
+    pub plane: usize,
+    /// Byte in the slot's part of the plane.
+    pub offset: usize,
+}
+
+/// A byte of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PagePlace {
+    /// The page.
+    pub page: PageId,
+    /// Region of the page.
+    pub region: usize,
+    /// Byte in the page's part of the region.
+    pub offset: usize,
 }
 
 /// Issues tickets and holds the failure latch: what every backend has beside its copies.
@@ -46,9 +89,16 @@ pub(crate) struct Copier {
 }
 
 impl HostBackend {
-    /// A backend for memory of `layout`.
+    /// A backend for an arena of `layout`.
     pub fn new(layout: StateLayout) -> Self {
-        Self { copier: Copier::new(layout), tickets: Tickets::new() }
+        Self::over(layout)
+    }
+}
+
+impl<M: HostMemory> HostBackend<M> {
+    /// A backend for memory of `layout`, whoever owns it.
+    pub fn over(layout: StateLayout) -> Self {
+        Self { copier: Copier::new(layout), tickets: Tickets::new(), memory: PhantomData }
     }
 
     /// The plan by which images are copied.
@@ -57,8 +107,8 @@ impl HostBackend {
     }
 }
 
-impl CopyBackend for HostBackend {
-    type Memory = HostArena;
+impl<M: HostMemory> CopyBackend for HostBackend<M> {
+    type Memory = M;
 
     fn layout(&self) -> &StateLayout {
         self.copier.layout()
@@ -68,11 +118,7 @@ impl CopyBackend for HostBackend {
         CopyOrder::Ordered
     }
 
-    fn submit(
-        &mut self,
-        memory: &mut HostArena,
-        ops: &MaintenanceOps,
-    ) -> Result<CopyTicket, CopyError> {
+    fn submit(&mut self, memory: &mut M, ops: &MaintenanceOps) -> Result<CopyTicket, CopyError> {
         self.tickets.sound()?;
         let checked = self.copier.check(memory, ops);
         self.tickets.latch(checked.map_err(CopyError::from))?;
@@ -80,7 +126,7 @@ impl CopyBackend for HostBackend {
         Ok(self.tickets.issue())
     }
 
-    fn poll(&mut self, _: &mut HostArena, ticket: CopyTicket) -> Result<CopyState, CopyError> {
+    fn poll(&mut self, _: &mut M, ticket: CopyTicket) -> Result<CopyState, CopyError> {
         self.tickets.valid(ticket)?;
         Ok(CopyState::Done)
     }
@@ -152,14 +198,14 @@ impl Copier {
 
     pub(crate) fn check(
         &mut self,
-        memory: &HostArena,
+        memory: &impl HostMemory,
         ops: &MaintenanceOps,
     ) -> Result<(), Refused> {
         self.checker.check(ops, memory.pages(), memory.slots())
     }
 
     /// Runs the first `moves` relocations and spans of a checked bundle.
-    pub(crate) fn run(&mut self, memory: &mut HostArena, ops: &MaintenanceOps, moves: usize) {
+    pub(crate) fn run(&mut self, memory: &mut impl HostMemory, ops: &MaintenanceOps, moves: usize) {
         let mut moves = moves;
         for launch in self.batcher.place(ops, memory.slots()) {
             for &step in launch {
@@ -198,35 +244,25 @@ struct ImageCopy<'a> {
 impl ImageCopy<'_> {
     fn run(
         &self,
-        memory: &mut HostArena,
+        memory: &mut impl HostMemory,
         plan: &CopyPlan,
         segments: &[Segment],
         moves: &mut usize,
     ) {
         for span in plan.spans().iter().take(*moves) {
             let segment = &segments[span.segment as usize];
-            let in_slot = (usize::from(segment.plane()), self.slot);
-            let in_page = (span.region as usize, self.units[span.unit as usize]);
-            let pieces = Pieces::new(segment, span.segment_offset, span.len, self.boundary);
+            let (slot, plane) = (self.slot, usize::from(segment.plane()));
+            let (page, region) = (self.units[span.unit as usize], span.region as usize);
             let mut at = span.region_offset as usize;
-            let pieces = pieces.map(|piece| {
-                let (offset, len) = (piece.offset as usize, piece.len as usize);
-                at += len;
-                (offset..offset + len, at - len..at)
-            });
-            match self.direction {
-                Direction::SlotToUnits => {
-                    let (slot, page) = memory.slot_to_page(in_slot, in_page);
-                    for (slot_bytes, page_bytes) in pieces {
-                        page[page_bytes].copy_from_slice(&slot[slot_bytes]);
-                    }
+            for piece in Pieces::new(segment, span.segment_offset, span.len, self.boundary) {
+                let bytes = piece.len as usize;
+                let in_slot = SlotPlace { slot, plane, offset: piece.offset as usize };
+                let in_page = PagePlace { page, region, offset: at };
+                match self.direction {
+                    Direction::SlotToUnits => memory.scatter(in_slot, in_page, bytes),
+                    Direction::UnitsToSlot => memory.gather(in_page, in_slot, bytes),
                 }
-                Direction::UnitsToSlot => {
-                    let (page, slot) = memory.page_to_slot(in_page, in_slot);
-                    for (slot_bytes, page_bytes) in pieces {
-                        slot[slot_bytes].copy_from_slice(&page[page_bytes]);
-                    }
-                }
+                at += bytes;
             }
         }
         *moves = moves.saturating_sub(plan.spans().len());

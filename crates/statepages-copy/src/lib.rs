@@ -20,6 +20,6 @@ pub use backend::{CopyBackend, CopyError, CopyOrder, CopyState, CopyTicket};
 pub use batch::{Batcher, Launches, Step};
 pub use check::{OpChecker, Refused};
 pub use faulty::{Fault, FaultyBackend};
-pub use host::{HostBackend, Tickets};
+pub use host::{HostBackend, HostMemory, PagePlace, SlotPlace, Tickets};
 pub use pieces::{Piece, Pieces};
 pub use plan::{CopyPlan, Cut, CutError, Span, Stream, TILE_BYTES, Tile, cut};

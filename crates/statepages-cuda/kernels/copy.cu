@@ -7,6 +7,8 @@
 // Addresses are integers. They become pointers in one place, with an address space, so that no
 // device compiler falls back to generic loads.
 //
+// Operations come in a table in device memory, or, where they are few, with a kernel's arguments.
+//
 // The host has checked every index; STATEPAGES_CHECKED builds check them once more and report the
 // first that is wrong.
 
@@ -29,35 +31,48 @@ typedef unsigned long long u64;
 #if defined(__CUDACC__)
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) name
 #define INSIDE static __device__ __forceinline__
+#define INSIDE_MEMBER __device__ __forceinline__
+#define CONSTANT_ARGUMENT const __grid_constant__
 #define THREAD (threadIdx.x)
 #define BLOCK_X (blockIdx.x)
 #define BLOCK_Y (blockIdx.y)
+#define BLOCK_Z (blockIdx.z)
 #elif defined(__AMDGCN__)
 #define KERNEL(name)                                                                               \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, THREADS))) void name
 #define INSIDE static __attribute__((device, always_inline)) inline
+#define INSIDE_MEMBER __attribute__((device, always_inline)) inline
 #define THREAD (__builtin_amdgcn_workitem_id_x())
 #define BLOCK_X (__builtin_amdgcn_workgroup_id_x())
 #define BLOCK_Y (__builtin_amdgcn_workgroup_id_y())
+#define BLOCK_Z (__builtin_amdgcn_workgroup_id_z())
 #elif defined(STATEPAGES_HOST)
 #define KERNEL(name) extern "C" void name
 #define INSIDE static inline
+#define INSIDE_MEMBER inline
 // Set by the loop that plays the device.
 extern "C" {
-extern thread_local u32 host_thread, host_block_x, host_block_y;
+extern thread_local u32 host_thread, host_block_x, host_block_y, host_block_z;
 }
 #define THREAD (host_thread)
 #define BLOCK_X (host_block_x)
 #define BLOCK_Y (host_block_y)
+#define BLOCK_Z (host_block_z)
 #elif defined(__HIP__)
 // The host half of a single-source compilation, which nobody runs.
 #define KERNEL(name) extern "C" __attribute__((global)) void name
 #define INSIDE static __attribute__((device, always_inline)) inline
+#define INSIDE_MEMBER __attribute__((device, always_inline)) inline
 #define THREAD 0u
 #define BLOCK_X 0u
 #define BLOCK_Y 0u
+#define BLOCK_Z 0u
 #else
 #error "unknown compiler"
+#endif
+// What marks a large argument that is only read.
+#ifndef CONSTANT_ARGUMENT
+#define CONSTANT_ARGUMENT const
 #endif
 
 // ---- memory ----
@@ -135,8 +150,37 @@ INSIDE u64 pair(u32 low, u32 high) { return (u64)high << 32 | low; }
 #define OP_STORE 1u
 #define OP_RESTORE 2u
 
+// Words of a table that goes with a kernel's arguments: what all devices take, which is 4 KiB with
+// everything else. `encode.rs` has the same number.
+#define ARGUMENT_WORDS 816u
+
+struct Words {
+    u32 word[ARGUMENT_WORDS];
+};
+
 struct Op {
     u32 slot, boundary, first_unit, kind;
+};
+
+// Where a batch's operations and unit ids are: in device memory, by address...
+struct Uploaded {
+    u64 ops, units;
+    INSIDE_MEMBER Op op(u32 row) const {
+        Vec v = load(ops + (u64)row * OP_BYTES);
+        return Op{v.x, v.y, v.z, v.w};
+    }
+    INSIDE_MEMBER u32 unit(u32 at) const { return load_u32(units + 4ull * at); }
+};
+
+// ... or among the arguments, by word.
+struct Argued {
+    const Words& words;
+    u32 ops, units;
+    INSIDE_MEMBER Op op(u32 row) const {
+        u32 at = ops + row * (OP_BYTES / 4);
+        return Op{words.word[at], words.word[at + 1], words.word[at + 2], words.word[at + 3]};
+    }
+    INSIDE_MEMBER u32 unit(u32 at) const { return words.word[units + at]; }
 };
 
 struct Piece {
@@ -155,10 +199,11 @@ INSIDE int within(u64 limits, u64 fault, u32 slot, u32 page, u32 unit) {
 }
 #endif
 
-INSIDE Piece read_piece(u64 at, Op op, u64 units) {
+template <class Source>
+INSIDE Piece read_piece(u64 at, Op op, Source source) {
     Vec a = load(at), b = load(at + 16), c = load(at + 32);
     Piece piece;
-    u32 page = load_u32(units + 4ull * (op.first_unit + c.x));
+    u32 page = source.unit(op.first_unit + c.x);
     piece.page = pair(a.x, a.y) + page * pair(a.z, a.w);
     piece.slot = pair(b.x, b.y) + op.slot * pair(b.z, b.w);
     piece.ring = c.y;
@@ -182,23 +227,22 @@ INSIDE u64 in_slot(Piece piece, u32 i, Op op, u64 rings) {
            16ull * column;
 }
 
-// Grid: one block a tile, one row of blocks an operation.
-KERNEL(statepages_copy)(u64 tiles, u64 rings, u64 ops, u64 units, u64 limits, u64 fault) {
+template <class Source>
+INSIDE void copy_tile(u64 tiles, u64 rings, Source batch, u64 limits, u64 fault) {
     u64 tile = tiles + (u64)BLOCK_X * TILE_BYTES;
-    Vec header = load(ops + (u64)BLOCK_Y * OP_BYTES);
+    Op op = batch.op(BLOCK_Y);
     Vec ends = load(tile);
-    Op op = {header.x, header.y, header.z, header.w};
     if (op.kind == OP_IDLE) return;
 #ifdef STATEPAGES_CHECKED
     for (u32 k = 0; k < 4; k++) {
         u32 unit = load_u32(tile + 16 + k * PIECE_BYTES + 32);
-        u32 page = load_u32(units + 4ull * (op.first_unit + unit));
+        u32 page = batch.unit(op.first_unit + unit);
         if (!within(limits, fault, op.slot, page, unit)) return;
     }
 #endif
     // All addresses first, then all loads, then all stores: a wait for a table entry must not wait
     // for data that is on its way.
-    Piece head = read_piece(tile + 16, op, units);
+    Piece head = read_piece(tile + 16, op, batch);
     u64 source[VECTORS], target[VECTORS];
     Vec held[VECTORS];
 #pragma unroll
@@ -207,7 +251,7 @@ KERNEL(statepages_copy)(u64 tiles, u64 rings, u64 ops, u64 units, u64 limits, u6
         Piece piece = head;
         if (i >= ends.x && i < ends.w) {
             u32 k = 1u + (i >= ends.y) + (i >= ends.z);
-            piece = read_piece(tile + 16 + k * PIECE_BYTES, op, units);
+            piece = read_piece(tile + 16 + k * PIECE_BYTES, op, batch);
         }
         u64 slot = in_slot(piece, i, op, rings), page = piece.page + 16ull * i;
         source[v] = op.kind == OP_STORE ? slot : page;
@@ -223,21 +267,151 @@ KERNEL(statepages_copy)(u64 tiles, u64 rings, u64 ops, u64 units, u64 limits, u6
     }
 }
 
+// Grid: one block a tile, one row of blocks an operation.
+KERNEL(statepages_copy)(u64 tiles, u64 rings, u64 ops, u64 units, u64 limits, u64 fault) {
+    copy_tile(tiles, rings, Uploaded{ops, units}, limits, fault);
+}
+
+KERNEL(statepages_copy_argued)
+(u64 tiles, u64 rings, u64 limits, u64 fault, u32 ops, u32 units, CONSTANT_ARGUMENT Words words) {
+    copy_tile(tiles, rings, Argued{words, ops, units}, limits, fault);
+}
+
+// ---- the image copy without tables ----
+//
+// For images without rings on pages whose regions are of few kinds, the layout itself is an argument,
+// which `direct.rs` writes. A wait for a table entry would hold a block's threads idle; this kernel
+// waits for constants, and for an operation and a unit id that many blocks share.
+//
+// A unit's stream is its regions, one behind the other; an image's stream is its units'. A class is
+// consecutive regions of one length and stride. Each of its regions is cut into `tiles` tiles of
+// `step` vectors, the last shorter.
+
+#define DIRECT_CLASSES 4u
+#define DIRECT_RUNS 4u
+#define DIRECT_REGIONS 64u
+
+struct DirectClass {
+    // Of its first region: tile, index, and start in the unit's stream in vectors.
+    u32 tile, region, start;
+    // Of each region: tiles; 2^31 over their number, rounded up; vectors of a tile, of the region, and
+    // from one page to the next.
+    u32 tiles, reciprocal, step, len, stride;
+};
+
+struct DirectRun {
+    // Of vector 0 of the image in slot 0, if the run began there; it may lie before the buffer.
+    u64 base;
+    // Vectors from one slot to the next, and of the image before the run.
+    u32 stride, start;
+};
+
+struct Direct {
+    u32 units, unit_vectors, image_vectors, unused;
+    // Classes and runs that a layout does not have begin at 2^32 - 1.
+    DirectClass classes[DIRECT_CLASSES];
+    DirectRun runs[DIRECT_RUNS];
+    // Page 0 of each region.
+    u64 regions[DIRECT_REGIONS];
+};
+
+// Where a vector of the image lies in the slot.
+INSIDE u64 in_runs(const Direct& layout, u32 slot, u32 vector) {
+    u64 base = layout.runs[0].base;
+    u32 stride = layout.runs[0].stride;
+#pragma unroll
+    for (u32 r = 1; r < DIRECT_RUNS; r++) {
+        if (vector >= layout.runs[r].start) {
+            base = layout.runs[r].base;
+            stride = layout.runs[r].stride;
+        }
+    }
+    return base + 16ull * slot * stride + 16ull * vector;
+}
+
+template <class Source>
+INSIDE void copy_direct(const Direct& layout, Source batch, u64 limits, u64 fault) {
+    u32 tile = BLOCK_X, unit = BLOCK_Y;
+    // Neither load waits for the other.
+    Op op = batch.op(BLOCK_Z);
+    u32 page = batch.unit(BLOCK_Z * layout.units + unit);
+    DirectClass of = layout.classes[0];
+#pragma unroll
+    for (u32 k = 1; k < DIRECT_CLASSES; k++) {
+        if (tile >= layout.classes[k].tile) of = layout.classes[k];
+    }
+    u32 nth = (u64)(tile - of.tile) * of.reciprocal >> 31;
+    u64 region = layout.regions[of.region + nth];
+    // In the region, and in the image.
+    u32 first = (tile - of.tile - nth * of.tiles) * of.step;
+    u32 at = unit * layout.unit_vectors + of.start + nth * of.len + first;
+    u32 count = of.len - first;
+    if (count > of.step) count = of.step;
+    // The last unit of an image need not be full.
+    if (op.kind == OP_IDLE || at >= layout.image_vectors) return;
+    if (count > layout.image_vectors - at) count = layout.image_vectors - at;
+#ifdef STATEPAGES_CHECKED
+    if (!within(limits, fault, op.slot, page, unit)) return;
+#endif
+    u64 in_page = region + 16ull * page * of.stride + 16ull * first;
+    u64 in_slot = in_runs(layout, op.slot, at);
+    // Blocks that move bytes of two runs are few.
+    int divided = 0;
+#pragma unroll
+    for (u32 r = 1; r < DIRECT_RUNS; r++) {
+        divided |= at < layout.runs[r].start && at + count > layout.runs[r].start;
+    }
+    u64 source[VECTORS], target[VECTORS];
+    Vec held[VECTORS];
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        u32 i = v * THREADS + THREAD;
+        u64 slot = divided ? in_runs(layout, op.slot, at + i) : in_slot + 16ull * i;
+        u64 paged = in_page + 16ull * i;
+        source[v] = op.kind == OP_STORE ? slot : paged;
+        target[v] = op.kind == OP_STORE ? paged : slot;
+    }
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        if (v * THREADS + THREAD < count) held[v] = load(source[v]);
+    }
+#pragma unroll
+    for (u32 v = 0; v < VECTORS; v++) {
+        if (v * THREADS + THREAD < count) store(target[v], held[v]);
+    }
+}
+
+// Grid: one block a tile of the unit, one row of blocks a unit, one layer an operation. `units`
+// begins with those of the first operation.
+KERNEL(statepages_direct)
+(u64 ops, u64 units, u64 limits, u64 fault, CONSTANT_ARGUMENT Direct layout) {
+    copy_direct(layout, Uploaded{ops, units}, limits, fault);
+}
+
+KERNEL(statepages_direct_argued)
+(u64 limits, u64 fault, u32 ops, u32 units, CONSTANT_ARGUMENT Direct layout,
+ CONSTANT_ARGUMENT Words words) {
+    copy_direct(layout, Argued{words, ops, units}, limits, fault);
+}
+
 // ---- relocation ----
 //
 //   tile, 32 B:    u64 base, stride; u32 vectors, unused[3]
 //   op, 16 B:      u32 from, to, unused, kind (any but OP_IDLE)
 //
-// Grid: one block a tile, one row of blocks a relocation.
-KERNEL(statepages_relocate)(u64 tiles, u64 ops, u64 limits, u64 fault) {
+template <class Source>
+INSIDE void relocate_tile(u64 tiles, Source batch, u64 limits, u64 fault) {
     u64 tile = tiles + (u64)BLOCK_X * 32u;
-    Vec op = load(ops + (u64)BLOCK_Y * OP_BYTES), a = load(tile), b = load(tile + 16);
-    if (op.w == OP_IDLE) return;
+    Vec a = load(tile), b = load(tile + 16);
+    // Of a relocation the fields are those above.
+    Op op = batch.op(BLOCK_Y);
+    u32 source = op.slot, target = op.boundary;
+    if (op.kind == OP_IDLE) return;
 #ifdef STATEPAGES_CHECKED
-    if (!within(limits, fault, op.x, 0, 0) || !within(limits, fault, op.y, 0, 0)) return;
+    if (!within(limits, fault, source, 0, 0) || !within(limits, fault, target, 0, 0)) return;
 #endif
     u64 base = pair(a.x, a.y), stride = pair(a.z, a.w);
-    u64 from = base + op.x * stride, to = base + op.y * stride;
+    u64 from = base + source * stride, to = base + target * stride;
     Vec held[VECTORS];
 #pragma unroll
     for (u32 v = 0; v < VECTORS; v++) {
@@ -249,6 +423,16 @@ KERNEL(statepages_relocate)(u64 tiles, u64 ops, u64 limits, u64 fault) {
         u32 i = v * THREADS + THREAD;
         if (i < b.x) store(to + 16ull * i, held[v]);
     }
+}
+
+// Grid: one block a tile, one row of blocks a relocation.
+KERNEL(statepages_relocate)(u64 tiles, u64 ops, u64 limits, u64 fault) {
+    relocate_tile(tiles, Uploaded{ops, 0}, limits, fault);
+}
+
+KERNEL(statepages_relocate_argued)
+(u64 tiles, u64 limits, u64 fault, u32 ops, CONSTANT_ARGUMENT Words words) {
+    relocate_tile(tiles, Argued{words, ops, 0}, limits, fault);
 }
 
 // ---- verification ----

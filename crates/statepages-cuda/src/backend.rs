@@ -1,6 +1,10 @@
-//! The device backend: one upload and, but for dependent operations, one launch a batch.
+//! The device backend: but for dependent operations, one launch a batch.
 //!
 //! ```text
+//! a small batch: its table is an argument of the kernels
+//! copy stream                              [relocate] [copy] ([relocate] [copy] ...) --done-->
+//!
+//! any other, and every batch under Passing::Upload
 //! upload stream   [table] --uploaded--.
 //! copy stream                          '-> [relocate] [copy] ([relocate] [copy] ...) --done-->
 //! ```
@@ -24,14 +28,24 @@ use statepages_copy::{
 use statepages_page::{Bytes, MaintenanceOps, StateLayout};
 
 use crate::compile::{CacheOutcome, Checks, Kernels};
-use crate::device::{Allocation, Device, Event, Libraries, Stream};
-use crate::encode::{self, Group, Records, TableShape};
+use crate::device::{Allocation, Device, Event, Libraries, Pinned, Stream};
+use crate::direct::Direct;
+use crate::encode::{self, ARGUMENT_BYTES, Group, RECORD_BYTES, Records, TableShape};
 use crate::graph::{CopyGraph, Replay};
 use crate::memory::DeviceMemory;
 use crate::pattern::argument;
 use crate::staging::{Staged, Staging, StagingLimits};
 use crate::tables::Tables;
 use crate::{DeviceError, GraphShape, KernelShape};
+
+/// How operations reach the kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passing {
+    /// As kernel arguments where they are few enough; else uploaded.
+    Arguments,
+    /// Uploaded, however few they are.
+    Upload,
+}
 
 /// How a backend is built.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +56,8 @@ pub struct DeviceOptions {
     pub checks: Checks,
     /// Tables taken at the start.
     pub staging: StagingLimits,
+    /// How operations reach the kernels.
+    pub passing: Passing,
     /// Folder of compiled kernels.
     pub cache: Option<PathBuf>,
     /// [`crate::KERNEL_SOURCE`], or a variant of it that is being measured.
@@ -55,6 +71,7 @@ pub struct DeviceBackend {
     batcher: Batcher,
     tickets: Tickets,
     staging: Staging,
+    passing: Passing,
     flights: VecDeque<Flight>,
     groups: Vec<Group>,
     order: CopyOrder,
@@ -75,6 +92,8 @@ struct Flight {
 /// What every launch uses: kernels, tables, and the memory whose addresses these hold.
 pub(crate) struct Resident {
     kernels: Kernels,
+    /// Where the layout allows it, this instead of tiles and rings.
+    direct: Option<Direct>,
     tiles: Allocation,
     tile_count: u32,
     rings: Allocation,
@@ -133,6 +152,7 @@ impl DeviceBackend {
             batcher: Batcher::new(),
             tickets: Tickets::new(),
             staging: Staging::new(&device, options.staging, table.bytes())?,
+            passing: options.passing,
             flights: VecDeque::with_capacity(options.staging.batches as usize),
             groups: Vec::new(),
             layout,
@@ -268,14 +288,20 @@ impl DeviceBackend {
     }
 
     fn launch(&self, staged: &Staged, shape: TableShape) -> Result<(), DeviceError> {
-        // SAFETY: the table stays in its flight, or torn, until the device is past this.
-        unsafe { self.uploads.upload(&staged.table, &staged.host, shape.bytes()) }?;
-        staged.uploaded.record(&self.uploads)?;
-        self.stream.wait(&staged.uploaded)?;
+        let argued = self.passing == Passing::Arguments && shape.bytes() <= ARGUMENT_BYTES;
+        let table = if argued {
+            Table::Argument(&staged.host)
+        } else {
+            // SAFETY: the table stays in its flight, or torn, until the device is past this.
+            unsafe { self.uploads.upload(&staged.table, &staged.host, shape.bytes()) }?;
+            staged.uploaded.record(&self.uploads)?;
+            self.stream.wait(&staged.uploaded)?;
+            Table::Uploaded(&staged.table)
+        };
         for &group in &self.groups {
             // SAFETY: as above; the batch was checked against the memory whose addresses the
             // resident tables hold, and which the caller has lent.
-            unsafe { self.resident.launch(&self.stream, &staged.table, shape, group) }?;
+            unsafe { self.resident.launch(&self.stream, table, shape, group) }?;
         }
         if self.resident.kernels.checks == Checks::HostAndKernel {
             let (host, at) = (&staged.host, staged.fault_offset());
@@ -359,6 +385,7 @@ impl Resident {
         let limits = [memory.slots(), memory.pages().get(), units_per_image, 0];
         let limits: Vec<u8> = limits.iter().flat_map(|limit| limit.to_le_bytes()).collect();
         Ok(Self {
+            direct: Direct::new(layout, places, kernels.shape),
             tiles: upload(&tables.tiles)?,
             tile_count: tables.tile_count,
             rings: upload(&tables.rings)?,
@@ -384,48 +411,176 @@ impl Resident {
     ///
     /// # Safety
     /// The records of `table` hold indices that were checked, or will when the kernels run; memory
-    /// and table outlive that.
+    /// and an uploaded table outlive that.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
-        table: &Allocation,
+        table: Table<'_>,
         shape: TableShape,
         group: Group,
     ) -> Result<(), DeviceError> {
-        let threads = self.kernels.shape.threads();
-        let base = table.address();
-        let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
-        for Records { first, count } in chunks(group.relocations) {
-            let mut tiles = self.slot_tiles.address();
-            let mut ops = base + 16 * u64::from(first);
-            let mut arguments = [
-                argument(&mut tiles),
-                argument(&mut ops),
-                argument(&mut limits),
-                argument(&mut fault),
-            ];
-            let grid = (self.slot_tile_count, count);
-            // SAFETY: the kernel's arguments; the rest as the caller says.
-            unsafe { stream.launch(&self.kernels.relocate, grid, threads, &mut arguments) }?;
+        for records in chunks(group.relocations) {
+            // SAFETY: as the caller says.
+            unsafe { self.relocate(stream, table, records) }?;
         }
-        for Records { first, count } in chunks(group.images) {
-            let (mut tiles, mut rings) = (self.tiles.address(), self.rings.address());
-            let mut ops = base + shape.images_offset() as u64 + 16 * u64::from(first);
-            let mut units = base + shape.units_offset() as u64;
-            let mut arguments = [
-                argument(&mut tiles),
-                argument(&mut rings),
-                argument(&mut ops),
-                argument(&mut units),
-                argument(&mut limits),
-                argument(&mut fault),
-            ];
-            let grid = (self.tile_count, count);
-            // SAFETY: the kernel's arguments; the rest as the caller says.
-            unsafe { stream.launch(&self.kernels.copy, grid, threads, &mut arguments) }?;
+        for records in chunks(group.images) {
+            match &self.direct {
+                // SAFETY: as the caller says.
+                Some(direct) => unsafe { self.copy_direct(stream, table, shape, records, direct) },
+                // SAFETY: as the caller says.
+                None => unsafe { self.copy(stream, table, shape, records) },
+            }?;
         }
         Ok(())
     }
+
+    /// # Safety
+    /// As for [`Resident::launch`].
+    unsafe fn relocate(
+        &self,
+        stream: &Stream,
+        table: Table<'_>,
+        Records { first, count }: Records,
+    ) -> Result<(), DeviceError> {
+        let (grid, threads) = ((self.slot_tile_count, count, 1), self.kernels.shape.threads());
+        let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
+        let mut tiles = self.slot_tiles.address();
+        let at = RECORD_BYTES * first as usize;
+        match table {
+            Table::Uploaded(table) => {
+                let mut ops = table.address() + at as u64;
+                let mut arguments = [
+                    argument(&mut tiles),
+                    argument(&mut ops),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                ];
+                // SAFETY: the kernel's arguments; the rest as the caller says.
+                unsafe { stream.launch(&self.kernels.relocate, grid, threads, &mut arguments) }
+            }
+            Table::Argument(host) => {
+                let mut ops = word(at);
+                let mut arguments = [
+                    argument(&mut tiles),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    argument(&mut ops),
+                    host.start(),
+                ];
+                let kernel = &self.kernels.relocate_argued;
+                // SAFETY: the kernel's arguments, the last one `ARGUMENT_BYTES` of staged memory; the
+                // rest as the caller says.
+                unsafe { stream.launch(kernel, grid, threads, &mut arguments) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Resident::launch`].
+    unsafe fn copy(
+        &self,
+        stream: &Stream,
+        table: Table<'_>,
+        shape: TableShape,
+        Records { first, count }: Records,
+    ) -> Result<(), DeviceError> {
+        let (grid, threads) = ((self.tile_count, count, 1), self.kernels.shape.threads());
+        let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
+        let (mut tiles, mut rings) = (self.tiles.address(), self.rings.address());
+        let at = shape.images_offset() + RECORD_BYTES * first as usize;
+        match table {
+            Table::Uploaded(table) => {
+                let mut ops = table.address() + at as u64;
+                let mut units = table.address() + shape.units_offset() as u64;
+                let mut arguments = [
+                    argument(&mut tiles),
+                    argument(&mut rings),
+                    argument(&mut ops),
+                    argument(&mut units),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                ];
+                // SAFETY: the kernel's arguments; the rest as the caller says.
+                unsafe { stream.launch(&self.kernels.copy, grid, threads, &mut arguments) }
+            }
+            Table::Argument(host) => {
+                let (mut ops, mut units) = (word(at), word(shape.units_offset()));
+                let mut arguments = [
+                    argument(&mut tiles),
+                    argument(&mut rings),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    argument(&mut ops),
+                    argument(&mut units),
+                    host.start(),
+                ];
+                let kernel = &self.kernels.copy_argued;
+                // SAFETY: as for relocations.
+                unsafe { stream.launch(kernel, grid, threads, &mut arguments) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Resident::launch`].
+    unsafe fn copy_direct(
+        &self,
+        stream: &Stream,
+        table: Table<'_>,
+        shape: TableShape,
+        Records { first, count }: Records,
+        direct: &Direct,
+    ) -> Result<(), DeviceError> {
+        let grid = (direct.tiles, direct.units, count);
+        let threads = self.kernels.shape.threads();
+        let (mut limits, mut fault) = (self.limits.address(), self.fault.address());
+        let at = shape.images_offset() + RECORD_BYTES * first as usize;
+        let units_at = shape.units_offset() + 4 * first as usize * shape.units_per_image as usize;
+        match table {
+            Table::Uploaded(table) => {
+                let mut ops = table.address() + at as u64;
+                let mut units = table.address() + units_at as u64;
+                let mut arguments = [
+                    argument(&mut ops),
+                    argument(&mut units),
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    direct.record(),
+                ];
+                // SAFETY: the kernel's arguments, the last one a whole record; the rest as the caller
+                // says.
+                unsafe { stream.launch(&self.kernels.direct, grid, threads, &mut arguments) }
+            }
+            Table::Argument(host) => {
+                let (mut ops, mut units) = (word(at), word(units_at));
+                let mut arguments = [
+                    argument(&mut limits),
+                    argument(&mut fault),
+                    argument(&mut ops),
+                    argument(&mut units),
+                    direct.record(),
+                    host.start(),
+                ];
+                let kernel = &self.kernels.direct_argued;
+                // SAFETY: as above, and as for relocations.
+                unsafe { stream.launch(kernel, grid, threads, &mut arguments) }
+            }
+        }
+    }
+}
+
+/// Where the kernels of a launch find their records.
+#[derive(Clone, Copy)]
+pub(crate) enum Table<'a> {
+    /// In device memory.
+    Uploaded(&'a Allocation),
+    /// In a staged table's host memory, which the driver copies when it takes the launch.
+    Argument(&'a Pinned),
+}
+
+/// A table's byte, counted in words.
+fn word(byte: usize) -> u32 {
+    byte as u32 / 4
 }
 
 /// Rows of blocks that one launch may have.

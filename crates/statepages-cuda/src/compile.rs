@@ -41,7 +41,11 @@ pub enum CacheOutcome {
 /// The kernels of one device.
 pub struct Kernels {
     pub(crate) copy: Kernel,
+    pub(crate) copy_argued: Kernel,
+    pub(crate) direct: Kernel,
+    pub(crate) direct_argued: Kernel,
     pub(crate) relocate: Kernel,
+    pub(crate) relocate_argued: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) digest: Kernel,
     pub(crate) hold: Kernel,
@@ -80,7 +84,11 @@ impl Kernels {
         let module = device.module(&code)?;
         Ok(Self {
             copy: module.kernel(c"statepages_copy")?,
+            copy_argued: module.kernel(c"statepages_copy_argued")?,
+            direct: module.kernel(c"statepages_direct")?,
+            direct_argued: module.kernel(c"statepages_direct_argued")?,
             relocate: module.kernel(c"statepages_relocate")?,
+            relocate_argued: module.kernel(c"statepages_relocate_argued")?,
             fill: module.kernel(c"statepages_fill")?,
             digest: module.kernel(c"statepages_digest")?,
             hold: module.kernel(c"statepages_hold")?,
@@ -108,7 +116,7 @@ impl Kernels {
         let (mut rounds, mut out) = (rounds, scratch.address());
         let mut arguments = [argument(&mut rounds), argument(&mut out)];
         // SAFETY: the kernel's arguments; freeing the scratch waits.
-        unsafe { stream.launch(&self.hold, (1, 1), 1, &mut arguments) }
+        unsafe { stream.launch(&self.hold, (1, 1, 1), 1, &mut arguments) }
     }
 }
 

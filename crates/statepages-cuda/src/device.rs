@@ -319,6 +319,11 @@ impl Pinned {
     pub(crate) fn size(&self) -> usize {
         self.size
     }
+
+    /// Its first byte, for a driver that reads it during a call.
+    pub(crate) fn start(&self) -> *mut c_void {
+        self.start.0
+    }
 }
 
 impl Drop for Pinned {
@@ -434,7 +439,7 @@ impl Stream {
     pub(crate) unsafe fn launch(
         &self,
         kernel: &Kernel,
-        grid: (u32, u32),
+        grid: (u32, u32, u32),
         threads: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
@@ -445,7 +450,7 @@ impl Stream {
                     kernel.handle,
                     grid.0,
                     grid.1,
-                    1,
+                    grid.2,
                     threads,
                     1,
                     1,

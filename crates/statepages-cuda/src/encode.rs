@@ -7,12 +7,17 @@
 //! Relocations and images take 16 bytes each, a unit id takes 4. The launches of a batch take
 //! consecutive records, or each a fixed number of them, the rest idle: then the table fits a captured
 //! graph, whatever the batch.
+//!
+//! A table of up to [`ARGUMENT_BYTES`] may go with the kernels' arguments, which spares the upload and
+//! the wait for it.
 
 use statepages_copy::{Launches, Step};
 use statepages_page::{Boundary, MaintenanceOps, PageId, SlotId};
 
 /// Bytes of a relocation or an image operation.
-const RECORD_BYTES: usize = 16;
+pub(crate) const RECORD_BYTES: usize = 16;
+/// Bytes of a table that goes with a kernel's arguments: `ARGUMENT_WORDS` of the kernels' source.
+pub(crate) const ARGUMENT_BYTES: usize = 3264;
 const IDLE: u32 = 0;
 const STORE: u32 = 1;
 const RESTORE: u32 = 2;
@@ -177,5 +182,18 @@ impl Writer<'_> {
 fn record(table: &mut [u8], at: usize, words: [u32; 4]) {
     for (to, word) in table[at..][..RECORD_BYTES].chunks_exact_mut(4).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KERNEL_SOURCE;
+
+    /// The driver copies as many bytes of a table as the kernels declare.
+    #[test]
+    fn kernels_declare_the_size_of_an_argued_table() {
+        let declared = format!("#define ARGUMENT_WORDS {}u\n", ARGUMENT_BYTES / 4);
+        assert!(KERNEL_SOURCE.contains(&declared), "{declared}");
     }
 }

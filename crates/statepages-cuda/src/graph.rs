@@ -16,7 +16,7 @@ use statepages_copy::{CopyTicket, Launches};
 use statepages_page::MaintenanceOps;
 
 use crate::api::{CAPTURE_THREAD_LOCAL, Handle};
-use crate::backend::Resident;
+use crate::backend::{Resident, Table};
 use crate::device::{Device, Event, Stream};
 use crate::encode::{self, Group, Records, TableShape, TooLarge};
 use crate::staging::Staged;
@@ -129,7 +129,7 @@ fn record(
             images: Records { first: number * shape.images, count: shape.images },
         };
         // SAFETY: as above; what the table holds at a launch was checked, and the memory is lent.
-        unsafe { resident.launch(stream, &staged.table, table, group) }?;
+        unsafe { resident.launch(stream, Table::Uploaded(&staged.table), table, group) }?;
     }
     Ok(())
 }

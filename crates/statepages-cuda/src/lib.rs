@@ -5,8 +5,9 @@
 //! allocations, or an engine's tensors), [`DeviceBackend`], which is a
 //! [`statepages_copy::CopyBackend`].
 //!
-//! Addressing is affine. What an image is made of is cut once into resident tables; a batch brings
-//! only slot ids, unit ids, directions and boundaries.
+//! Addressing is affine. What an image is made of is cut once, into resident tables or, where it is
+//! simple enough, into an argument of the kernel; a batch brings only slot ids, unit ids, directions
+//! and boundaries.
 //!
 //! This is the one crate with unsafe code. The kernels are in `kernels/copy.cu`.
 
@@ -14,6 +15,7 @@ mod api;
 mod backend;
 mod compile;
 mod device;
+mod direct;
 mod encode;
 mod error;
 mod graph;
@@ -24,7 +26,7 @@ mod staging;
 mod tables;
 
 pub use api::Vendor;
-pub use backend::{DeviceBackend, DeviceOptions};
+pub use backend::{DeviceBackend, DeviceOptions, Passing};
 pub use compile::{CacheOutcome, Checks, KERNEL_SOURCE, Kernels, compile_for};
 pub use device::{Allocation, Device, Event, Libraries, Processor, Stream};
 pub use encode::GraphShape;

@@ -164,7 +164,7 @@ impl<'a> Probe<'a> {
                 words,
                 list: list.as_ref().map_or(0, |(list, _)| list.address()),
                 first,
-                grid: (columns as u32, ROWS_MAX.min(rows - first)),
+                grid: (columns as u32, ROWS_MAX.min(rows - first), 1),
             })?;
         }
         self.stream.synchronize()
@@ -178,7 +178,7 @@ struct Row {
     words: u64,
     list: u64,
     first: u32,
-    grid: (u32, u32),
+    grid: (u32, u32, u32),
 }
 
 /// A kernel's argument by address, as drivers take it.

@@ -14,7 +14,7 @@ pub(crate) const VECTOR_BYTES: u64 = 16;
 
 impl KernelShape {
     /// The fastest of those that were measured on an H200; see `docs/gpu-copy.md`.
-    pub const MEASURED: Self = Self { threads: 256, vectors: 2, resident: 8 };
+    pub const MEASURED: Self = Self { threads: 128, vectors: 2, resident: 16 };
 
     /// A shape; `None` where `threads` is not a multiple of 64 up to 1024, `vectors` is not in
     /// `1..=16`, or `resident` is not in `1..=32`. 64 is the width of AMD's wavefronts.

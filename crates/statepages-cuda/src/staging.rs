@@ -22,6 +22,7 @@ use statepages_page::Bytes;
 
 use crate::DeviceError;
 use crate::device::{Allocation, Device, Event, Pinned};
+use crate::encode::ARGUMENT_BYTES;
 
 /// How much staging is taken at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +38,7 @@ const FAULT_BYTES: usize = 8;
 
 /// One table and its events.
 pub(crate) struct Staged {
+    /// At least [`ARGUMENT_BYTES`], so that it can be a kernel's argument.
     pub(crate) host: Pinned,
     pub(crate) table: Allocation,
     /// The table has reached the device.
@@ -47,7 +49,7 @@ pub(crate) struct Staged {
 
 impl Staged {
     pub(crate) fn new(device: &Device, bytes: usize) -> Result<Self, DeviceError> {
-        let bytes = bytes.next_multiple_of(256);
+        let bytes = bytes.max(ARGUMENT_BYTES).next_multiple_of(256);
         Ok(Self {
             host: device.pinned(Bytes::new((bytes + FAULT_BYTES) as u64))?,
             table: device.allocate(Bytes::new(bytes as u64))?,

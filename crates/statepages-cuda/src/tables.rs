@@ -89,7 +89,8 @@ impl Tables {
     }
 }
 
-fn vectors(bytes: u64) -> u32 {
+/// Bytes in vectors.
+pub(crate) fn vectors(bytes: u64) -> u32 {
     assert!(bytes.is_multiple_of(VECTOR_BYTES), "layouts are multiples of 16 bytes");
     u32::try_from(bytes / VECTOR_BYTES).expect("a segment below 64 GiB")
 }

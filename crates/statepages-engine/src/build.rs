@@ -18,11 +18,19 @@ use crate::schedule::{Budget, Passes};
 use crate::sequence::{Admission, LoadStage, Loading, Parked, Place, Remote, Running};
 
 /// One request's part in the batch being built.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Part {
     request: RequestId,
-    /// Tokens scheduled once the batch is built.
+    /// Known tokens scheduled once the batch is built.
     end: Tokens,
+    /// Guesses of the tokens behind them.
+    drafts: Vec<u32>,
+}
+
+impl Part {
+    const fn new(request: RequestId, end: Tokens) -> Self {
+        Self { request, end, drafts: Vec::new() }
+    }
 }
 
 /// How a decode got the page for its next token.
@@ -74,9 +82,17 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             }
             Passes::PrefillFirst => {
                 self.plan_prefills(&mut budget, &mut parts);
-                self.plan_admissions(&mut budget, &mut parts);
+                // Pages given up for a decode are not for a new request, though it would go first: the
+                // decode may have had to wait for them, and would do so for ever.
+                let held_up = self.decodes_short;
+                if !held_up {
+                    self.plan_admissions(&mut budget, &mut parts);
+                }
                 if parts.is_empty() {
-                    self.plan_decodes(&mut budget, &mut parts);
+                    self.decodes_short = self.plan_decodes(&mut budget, &mut parts);
+                }
+                if held_up && parts.is_empty() && !self.decodes_short {
+                    self.plan_admissions(&mut budget, &mut parts);
                 }
             }
         }
@@ -85,6 +101,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         if parts.is_empty() {
             return None;
         }
+        self.plan_drafts(&mut budget, &mut parts);
         for part in &parts {
             self.ask_placement(part.request);
         }
@@ -114,7 +131,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             short |= answer != PageAnswer::Had;
             if matches!(answer, PageAnswer::Had | PageAnswer::Taken) {
                 budget.decode();
-                parts.push(Part { request, end });
+                parts.push(Part::new(request, end));
             }
         }
         short
@@ -155,7 +172,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
                 && self.may_join(&running.residency)
                 && let Some(end) = budget.prefill(&placement, &running.place, start)
             {
-                parts.push(Part { request, end });
+                parts.push(Part::new(request, end));
             }
         }
     }
@@ -176,9 +193,39 @@ impl<R: Runner, C: Connector> Engine<R, C> {
                     let end = budget
                         .prefill(&placement, &running.place, start)
                         .expect("the budget was not spent");
-                    parts.push(Part { request, end });
+                    parts.push(Part::new(request, end));
                 }
             }
+        }
+    }
+
+    /// Lets the runner draft for each part that decodes, with what is left of the budget. Drafts take
+    /// no page that somebody would have to give up.
+    fn plan_drafts(&mut self, budget: &mut Budget, parts: &mut [Part]) {
+        let block = self.control.config().block;
+        for Part { request, end, drafts } in parts {
+            let sequence = self.sequences.get_mut(request).expect("a planned request is known");
+            let wanted = sequence.stop.max_tokens - sequence.usage.generated;
+            let length = sequence.len();
+            let (running, keys) = sequence.running_mut().expect("a planned request runs");
+            if *end != length || length <= running.place.prefill {
+                continue;
+            }
+            // The batch answers one token more than the drafts it accepts.
+            let most = budget.left().min(wanted.saturating_sub(Tokens::new(1)));
+            *drafts = self.runner.draft(*request, keys.tokens(), most);
+            assert!(drafts.len() <= most.index(), "{request}: drafts beyond what was asked");
+            let residency = &mut running.residency;
+            loop {
+                let held = residency.pages().len() * block.get() as usize;
+                if end.index() + drafts.len() <= held {
+                    break;
+                }
+                if self.control.append_block(residency) == Append::NoRoom {
+                    drafts.truncate(held - end.index());
+                }
+            }
+            budget.draft(Tokens::new(drafts.len() as u32));
         }
     }
 
@@ -287,7 +334,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         place.last_kept = boundary;
         match self.control.file(&running.residency, boundary, key, reason) {
             Filed::Pending => sequence.usage.filed += 1,
-            Filed::Replaced | Filed::Off | Filed::Stale => {}
+            Filed::Replaced | Filed::Lost | Filed::Off | Filed::Stale => {}
         }
     }
 
@@ -296,26 +343,31 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let mut batch = self.spare.pop().unwrap_or_else(StepBatch::empty);
         let mut receipt = self.control.begin_batch(&mut batch.ops);
         batch.id = receipt.batch();
-        batch.rows.clear();
+        // Rows of an earlier batch lend their memory.
+        let mut lent = std::mem::take(&mut batch.rows);
+        batch.rows.reserve(parts.len());
         let mut admissions = Vec::with_capacity(parts.len());
-        for &Part { request, end } in parts {
+        for &Part { request, end, ref drafts } in parts {
             let sequence = self.sequences.get_mut(&request).expect("a planned request is known");
             let logits =
                 if end == sequence.len() { LogitsWanted::Last } else { LogitsWanted::Nothing };
             sequence.rows_out += 1;
             let (running, keys) = sequence.running_mut().expect("a planned request runs");
             let start = self.control.scheduled(&running.residency);
-            let pages = keys.block().blocks_ceil(end).index();
-            batch.rows.push(Row {
-                request,
-                slot: running.residency.slot(),
-                pages: running.residency.pages()[..pages].to_vec(),
-                start,
-                tokens: keys.tokens()[start.index()..end.index()].to_vec(),
-                logits,
-            });
-            self.control.join(&mut receipt, &running.residency, end);
-            running.place.unasked = Some(end);
+            let drafted = Tokens::new(drafts.len() as u32);
+            let blocks = keys.block().blocks_ceil(end + drafted).index();
+            let (mut pages, mut tokens) =
+                lent.pop().map_or_else(Default::default, |row| (row.pages, row.tokens));
+            pages.clear();
+            pages.extend_from_slice(&running.residency.pages()[..blocks]);
+            tokens.clear();
+            tokens.extend_from_slice(&keys.tokens()[start.index()..end.index()]);
+            tokens.extend_from_slice(drafts);
+            let (slot, drafts) = (running.residency.slot(), drafted.get());
+            batch.rows.push(Row { request, slot, pages, start, tokens, drafts, logits });
+            self.control.join(&mut receipt, &running.residency, end + drafted);
+            // Where a row with drafts ends is known with its result.
+            running.place.unasked = (drafts == 0).then_some(end);
             admissions.push(running.admission);
         }
         self.totals.batches += 1;

@@ -80,6 +80,18 @@ impl<S: RemoteSource> DelayedConnector<S> {
         self.flights.len()
     }
 
+    /// Loads that will never end by themselves, cancelled or not.
+    pub fn lost(&self) -> usize {
+        self.flights.iter().filter(|flight| flight.fate == Fate::Lost).count()
+    }
+
+    /// The other side is found dead: nothing of it writes any more, and its loads end as failed.
+    pub fn declare_dead(&mut self) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.fate == Fate::Lost) {
+            flight.fate = Fate::Failing;
+        }
+    }
+
     fn draw(&mut self, below: u64) -> u64 {
         self.draws += 1;
         mix(self.faults.seed ^ mix(self.draws)) % below

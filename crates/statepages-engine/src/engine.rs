@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use statepages_model::Sampling;
-use statepages_page::{BatchId, Domain, LayoutId, RequestId, Tokens};
-use statepages_store::{ControlPlane, EventDrain, Outcome, Receipt, Residency};
+use statepages_page::{BatchId, Domain, LayoutId, Pages, RequestId, Tokens};
+use statepages_store::{ControlPlane, EventDrain, Outcome, PromptKeys, Receipt, Residency, Retire};
 
 use crate::connector::{Connector, LoadId, NoConnector};
 use crate::event::Event;
@@ -49,10 +49,14 @@ pub struct Engine<R: Runner, C: Connector = NoConnector> {
     pub(crate) control: ControlPlane,
     pub(crate) limits: Limits,
     pub(crate) passes: Passes,
+    /// Whether pages were short when decodes were last planned by themselves.
+    pub(crate) decodes_short: bool,
     pub(crate) runner: R,
     pub(crate) connector: C,
     model_revision: String,
     layout: Option<LayoutId>,
+    /// Bits that a simulator has left of every other content key.
+    key_bits: Option<u32>,
     pub(crate) sequences: BTreeMap<RequestId, Sequence>,
     pub(crate) waiting: BTreeMap<Arrival, RequestId>,
     pub(crate) running: BTreeMap<Admission, RequestId>,
@@ -124,10 +128,12 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             control,
             limits,
             passes: Passes::Mixed,
+            decodes_short: false,
             runner,
             connector,
             model_revision,
             layout,
+            key_bits: None,
             sequences: BTreeMap::new(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
@@ -224,7 +230,11 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         self.issued.arrivals += 1;
         let arrival = Arrival(self.issued.arrivals);
         let block = self.control.config().block;
-        let sequence = Sequence::new(request, sampling, arrival, tag, block);
+        let keys = match self.key_bits {
+            None => PromptKeys::new(tag, block),
+            Some(bits) => PromptKeys::colliding(tag, block, bits),
+        };
+        let sequence = Sequence::new(request, sampling, arrival, keys);
         self.waiting.insert(arrival, id);
         self.sequences.insert(id, sequence);
         Ok(())
@@ -250,6 +260,26 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         if self.sequences.get(&id).is_some_and(live) {
             self.finish(id, FinishReason::Aborted);
         }
+    }
+
+    /// Grows the pool by up to `count` pages, which the runner's memory has to have already, and says
+    /// by how many.
+    pub fn extend(&mut self, count: Pages) -> Pages {
+        self.control.extend(count)
+    }
+
+    /// Shrinks the pool by its highest page, where nobody holds it and no batch is in flight. `None`
+    /// at the size that the limits were checked against: a request that was taken has to fit for
+    /// ever.
+    pub fn retire_top(&mut self) -> Option<Retire> {
+        let above = self.control.gauges().pages_total > self.control.config().pages.get();
+        above.then(|| self.control.retire_free_top())
+    }
+
+    /// Leaves only `bits` bits of every other content key of requests submitted from here on
+    /// ([`PromptKeys::colliding`]): for simulators.
+    pub const fn collide_keys(&mut self, bits: u32) {
+        self.key_bits = Some(bits);
     }
 
     /// Everything countable, now.

@@ -31,6 +31,9 @@ pub struct Row {
     pub start: Tokens,
     /// The tokens, one at least.
     pub tokens: Vec<u32>,
+    /// How many of the last tokens are drafts, which the runner has to verify: none but where the
+    /// last token's logits are wanted, and always less than all.
+    pub drafts: u32,
     /// Whether the last token's logits are wanted.
     pub logits: LogitsWanted,
 }
@@ -74,6 +77,9 @@ pub enum RowOutput {
     Logits(Vec<f32>),
     /// The next token itself, from a runner that chooses where it computes.
     Token(u32),
+    /// Of a row with drafts: those of them that are the request's next tokens, and the token after
+    /// them. The slot holds the state before that token, as if the other drafts had not been there.
+    Verified(Vec<u32>),
 }
 
 /// A batch that did not come to an end: what it should have written is undefined.
@@ -111,6 +117,13 @@ pub struct RemoteState {
 
 /// Computes batches. See the module's head for what it owes.
 pub trait Runner {
+    /// Guesses of a request's next tokens, at most `most`, where `tokens` are all there are. A row
+    /// that carries them is answered by [`RowOutput::Verified`].
+    fn draft(&mut self, request: RequestId, tokens: &[u32], most: Tokens) -> Vec<u32> {
+        let (_, _, _) = (request, tokens, most);
+        Vec::new()
+    }
+
     /// Takes a batch over.
     fn submit(&mut self, batch: StepBatch);
 

@@ -45,6 +45,15 @@ impl Budget {
         self.cuts
     }
 
+    pub(crate) const fn left(&self) -> Tokens {
+        self.left
+    }
+
+    /// Takes the drafts of one decode.
+    pub(crate) fn draft(&mut self, drafts: Tokens) {
+        self.left -= drafts;
+    }
+
     /// Takes one decode.
     ///
     /// # Panics

@@ -18,8 +18,8 @@
 //! - A slot and pages are held in Parked and Running and in no other state: the residency lives in
 //!   the variant and leaves it by value, named in what the transition says is [`Owed`].
 //! - The control plane alone knows how many tokens of a residency were scheduled and computed.
-//!   Scheduled tokens never exceed the known ones; where they are equal a sampled token is
-//!   outstanding and the request is not schedulable.
+//!   Scheduled tokens exceed the known ones by drafts alone, until these are verified; where they do
+//!   not fall short of them a token is outstanding and the request is not schedulable.
 //! - `admission` is never reused, so a result that comes back for an earlier residency of the same
 //!   request is told from one of this residency.
 //! - Tokens only grow: prompt, then generated ones. A preempted request keeps them all and prefills
@@ -29,7 +29,7 @@
 //! the only writers of `state`.
 
 use statepages_model::Sampling;
-use statepages_page::{BatchId, BlockSize, Boundary, DomainTag, RequestId, Tokens};
+use statepages_page::{BatchId, Boundary, RequestId, Tokens};
 use statepages_store::{PromptKeys, Residency, Scope};
 
 use crate::connector::LoadId;
@@ -161,17 +161,15 @@ pub(crate) enum Owed {
 }
 
 impl Sequence {
-    /// A waiting request; `sampling` is the request's, parsed.
+    /// A waiting request; `sampling` is the request's, parsed, and `keys` are empty.
     pub(crate) fn new(
         request: Request,
         sampling: Sampling,
         arrival: Arrival,
-        domain: DomainTag,
-        block: BlockSize,
+        mut keys: PromptKeys,
     ) -> Self {
         let Request { id, prompt, tenant_salt: _, adapter: _, sampling: raw, stop, logits } =
             request;
-        let mut keys = PromptKeys::new(domain, block);
         keys.extend(&prompt);
         let prompt = keys.len();
         Self {

@@ -50,6 +50,11 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             if self.running.get(&admission) != Some(&row.request) {
                 continue;
             }
+            if let RowOutput::Verified(tokens) = output {
+                self.take_verified(row, &tokens);
+                continue;
+            }
+            assert_eq!(row.drafts, 0, "{}: drafts come back verified", row.request);
             let (running, keys) = sequence.running_mut().expect("listed as running");
             self.control.advance(&mut running.residency, keys, row.end());
             self.take_output(row, output);
@@ -71,6 +76,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         let sequence = self.sequences.get_mut(&row.request).expect("a row's request is known");
         let (token, logits) = match output {
             RowOutput::Nothing => return,
+            RowOutput::Verified(_) => panic!("{}: a row without drafts", row.request),
             RowOutput::Token(token) => (Ok(token), None),
             RowOutput::Logits(logits) => {
                 let at = DrawAt { seed: sequence.seed, position: position.get() };
@@ -84,7 +90,55 @@ impl<R: Runner, C: Connector> Engine<R, C> {
                 return self.finish(row.request, reason);
             }
         };
-        assert!(token < self.limits.vocab(), "{}: token {token} of no vocabulary", row.request);
+        if let Some(reason) = self.append(row.request, token, position, logits) {
+            self.finish(row.request, reason);
+        }
+    }
+
+    /// Appends the tokens of a row with drafts, up to the last one wanted, and takes back what was
+    /// scheduled beyond them.
+    fn take_verified(&mut self, row: &Row, tokens: &[u32]) {
+        let request = row.request;
+        let known = row.tokens.len() - row.drafts as usize;
+        let accepted = tokens.len().checked_sub(1).expect("one token more than was accepted");
+        let drafts = &row.tokens[known..];
+        assert!(
+            drafts.starts_with(&tokens[..accepted]),
+            "{request}: accepted what was not drafted"
+        );
+        let mut position = row.start + Tokens::new(known as u32);
+        let mut ended = None;
+        for &token in tokens {
+            ended = self.append(request, token, position, None);
+            if ended.is_some() {
+                break;
+            }
+            position += Tokens::new(1);
+        }
+        let sequence = self.sequences.get_mut(&request).expect("a row's request is known");
+        // The last token known is not computed.
+        let computed = sequence.len() - Tokens::new(1);
+        let (running, keys) = sequence.running_mut().expect("listed as running");
+        self.control.rewind(&running.residency, computed);
+        self.control.advance(&mut running.residency, keys, computed);
+        if let Some(reason) = ended {
+            self.finish(request, reason);
+        } else {
+            running.place.unasked = Some(computed);
+            self.ask_placement(request);
+        }
+    }
+
+    /// Appends a request's next token, and says why it was the last one wanted, where it was.
+    fn append(
+        &mut self,
+        request: RequestId,
+        token: u32,
+        position: Tokens,
+        logits: Option<Vec<f32>>,
+    ) -> Option<FinishReason> {
+        assert!(token < self.limits.vocab(), "{request}: token {token} of no vocabulary");
+        let sequence = self.sequences.get_mut(&request).expect("a row's request is known");
         let logits = match sequence.logits {
             LogitsReport::Attach => logits,
             LogitsReport::Omit => None,
@@ -93,14 +147,13 @@ impl<R: Runner, C: Connector> Engine<R, C> {
         sequence.usage.generated += Tokens::new(1);
         self.totals.generated += 1;
         let verdict = judge(&sequence.stop, sequence.generated());
-        self.outputs.push_back(Output::Token { request: row.request, token, position, logits });
-        let reason = match verdict {
-            Verdict::Continue => return,
-            Verdict::StopToken(id) => FinishReason::StopToken(id),
-            Verdict::StopSequence(index) => FinishReason::StopSequence(index),
-            Verdict::MaxTokens => FinishReason::MaxTokens,
-        };
-        self.finish(row.request, reason);
+        self.outputs.push_back(Output::Token { request, token, position, logits });
+        match verdict {
+            Verdict::Continue => None,
+            Verdict::StopToken(id) => Some(FinishReason::StopToken(id)),
+            Verdict::StopSequence(index) => Some(FinishReason::StopSequence(index)),
+            Verdict::MaxTokens => Some(FinishReason::MaxTokens),
+        }
     }
 
     fn fail(&mut self, batch: &StepBatch, flight: Flight, error: &RunError) {

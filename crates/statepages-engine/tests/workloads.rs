@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use statepages_engine::{Connector, Event, RunnerFaults};
+use statepages_engine::{Connector, Event, Passes, RunnerFaults};
 use statepages_page::RequestId;
 use statepages_store::BackendOrder;
 use support::{BLOCK, Harness, Setup, request, text};
@@ -69,8 +69,9 @@ fn setup() -> impl Strategy<Value = Setup> {
         1 => (any::<u64>(), 1..30u8).prop_map(|(seed, failing)| Some(RunnerFaults { seed, failing })),
     ];
     let order = prop_oneof![Just(BackendOrder::Ordered), Just(BackendOrder::Unordered)];
-    (pool, 1..5u32, interval, 4..30u64, 1..3u64, 0..7u32, faults, order).prop_map(
-        |(pages, slots, interval, budget, in_flight, latency, faults, order)| Setup {
+    let passes = prop_oneof![3 => Just(Passes::Mixed), 1 => Just(Passes::PrefillFirst)];
+    (pool, 1..5u32, interval, 4..30u64, 1..3u64, 0..7u32, faults, order, passes).prop_map(
+        |(pages, slots, interval, budget, in_flight, latency, faults, order, passes)| Setup {
             pages,
             slots,
             interval,
@@ -79,6 +80,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             latency,
             faults,
             order,
+            passes,
             ..Setup::ROOMY
         },
     )

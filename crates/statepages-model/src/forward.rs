@@ -20,9 +20,17 @@ use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
 use crate::weights::{DraftWeights, HyperWeights, Weights};
 
-/// Most tokens of a tile: enough rows to reuse a weight panel, few enough to stay in a core's
-/// cache.
-const TILE_TOKENS: usize = 48;
+/// Most tokens of a tile: enough rows to reuse a weight panel and to give every expert some, few
+/// enough to stay in a core's cache.
+const TILE_TOKENS: usize = 96;
+
+/// Tokens of a tile: as many tiles for every thread, of about equal length.
+fn tile_len(tokens: usize, threads: usize) -> usize {
+    let rounds = tokens.div_ceil(threads).div_ceil(TILE_TOKENS).max(1);
+    let len = tokens.div_ceil(threads * rounds);
+    // A product takes rows by fours and twelves.
+    if len > 12 { len.next_multiple_of(4) } else { len.max(1) }
+}
 
 /// How a model is run. Shows in no bit of the logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,7 +162,7 @@ impl Model {
     /// Runs a fixed load of the forward's own matrix kernel, alone, on all threads, and returns its
     /// floating-point operations: the yardstick of the forward's speed.
     pub fn run_products(&mut self) -> u64 {
-        let (rows, n, k) = (TILE_TOKENS, 256, 512);
+        let (rows, n, k) = (48, 256, 512);
         let (tiles, rounds) = (2 * self.threads, 64);
         let machine = self.core.machine;
         let weights = Matrix::pack(n, k, &vec![0.5; n * k]);
@@ -221,8 +229,7 @@ impl Model {
         let Self { core, pool, threads, scratch, forwarded } = self;
         forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
-        let share = plan.tokens.len().div_ceil(*threads);
-        let tile_len = share.clamp(1, TILE_TOKENS);
+        let tile_len = tile_len(plan.tokens.len(), *threads);
         pool.install(|| {
             scratch.start(core, &plan, tile_len);
             for layer in 0..core.weights.layers.len() {
@@ -258,8 +265,7 @@ impl Model {
         }
         let plan = plan.draft(&core.config, next)?;
         forwarded.clear();
-        let share = plan.tokens.len().div_ceil(*threads);
-        let tile_len = share.clamp(1, TILE_TOKENS);
+        let tile_len = tile_len(plan.tokens.len(), *threads);
         pool.install(|| {
             scratch.start_draft(core, draft, &plan, tile_len);
             let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len());
@@ -368,5 +374,32 @@ impl Scratch {
                 );
             });
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_tiles_of_about_equal_length() {
+        for (tokens, threads, expected) in [
+            (0, 2, 1),
+            (1, 1, 1),
+            (1, 8, 1),
+            (16, 2, 8),
+            (16, 1, 16),
+            (256, 2, 64),
+            (512, 1, 88),
+            (500, 4, 64),
+        ] {
+            let len = tile_len(tokens, threads);
+            assert_eq!(len, expected, "{tokens} tokens on {threads} threads");
+        }
+        for tokens in 1..1000 {
+            for threads in 1..5 {
+                assert!((1..=TILE_TOKENS).contains(&tile_len(tokens, threads)));
+            }
+        }
     }
 }

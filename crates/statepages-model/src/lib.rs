@@ -14,6 +14,7 @@
 //! not asked to: a forward writes the slots of its sequences and the pages in which their chunks
 //! complete entries.
 
+mod aligned;
 mod batch;
 mod choice;
 mod config;

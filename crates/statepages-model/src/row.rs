@@ -83,9 +83,17 @@ impl RowFormat {
         machine.run(Encode { format: self, part, row, bytes });
     }
 
-    /// Reads one part of a row from its bytes; part 0 comes first.
-    pub(crate) fn decode(self, machine: Machine, part: usize, bytes: &[u8], row: &mut [f32]) {
-        machine.run(Decode { format: self, part, bytes, row });
+    /// Reads one part of rows of `width` columns from their bytes, one row behind the other; part 0
+    /// comes first.
+    pub(crate) fn decode(
+        self,
+        machine: Machine,
+        part: usize,
+        bytes: &[u8],
+        width: usize,
+        rows: &mut [f32],
+    ) {
+        machine.run(Decode { format: self, part, bytes, width, rows });
     }
 }
 
@@ -97,12 +105,13 @@ struct Encode<'a> {
     bytes: &'a mut [u8],
 }
 
-/// One part of a row to be read.
+/// One part of some rows to be read.
 struct Decode<'a> {
     format: RowFormat,
     part: usize,
     bytes: &'a [u8],
-    row: &'a mut [f32],
+    width: usize,
+    rows: &'a mut [f32],
 }
 
 impl Kernel for Encode<'_> {
@@ -155,11 +164,29 @@ impl Kernel for Encode<'_> {
 impl Kernel for Decode<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        let Self { format, part, bytes, row } = self;
-        match (format, part) {
-            (RowFormat::F32, _) => load_f32(bytes, row),
-            (RowFormat::Bf16, _) => load_bf16(bytes, row),
-            (RowFormat::Fp8Planes { nope }, 0) => {
+        let Self { format, part, bytes, width, rows } = self;
+        match format {
+            // These rows have no structure: all of them are one.
+            RowFormat::F32 => return load_f32(bytes, rows),
+            RowFormat::Bf16 => return load_bf16(bytes, rows),
+            _ => {}
+        }
+        let rows = rows.chunks_exact_mut(width);
+        let of_one = bytes.len() / rows.len().max(1);
+        assert_eq!(bytes.len(), of_one * rows.len(), "rows have as many bytes each");
+        for (i, row) in rows.enumerate() {
+            format.decode_one(part, &bytes[i * of_one..][..of_one], row);
+        }
+    }
+}
+
+impl RowFormat {
+    #[inline(always)]
+    fn decode_one(self, part: usize, bytes: &[u8], row: &mut [f32]) {
+        match (self, part) {
+            (Self::F32, _) => load_f32(bytes, row),
+            (Self::Bf16, _) => load_bf16(bytes, row),
+            (Self::Fp8Planes { nope }, 0) => {
                 let (codes, rest) = bytes.split_at(nope);
                 let groups = row[..nope].chunks_exact_mut(PLANE_GROUP);
                 let codes = codes.chunks_exact(PLANE_GROUP);
@@ -168,25 +195,25 @@ impl Kernel for Decode<'_> {
                     group.iter_mut().zip(codes).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
                 }
             }
-            (RowFormat::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
-            (RowFormat::Fp8Scaled, 0) => {
+            (Self::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
+            (Self::Fp8Scaled, 0) => {
                 assert_eq!(bytes.len(), row.len(), "a row has its format's bytes");
                 row.iter_mut().zip(bytes).for_each(|(x, code)| *x = e4m3_to_f32(*code));
             }
-            (RowFormat::Fp8Scaled, _) => {
+            (Self::Fp8Scaled, _) => {
                 let mut scale = [0.0];
                 load_f32(bytes, &mut scale);
                 for x in row {
                     *x *= scale[0];
                 }
             }
-            (RowFormat::Fp4Scaled, 0) => {
+            (Self::Fp4Scaled, 0) => {
                 assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
                 for (pair, byte) in row.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
                     *pair = [e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4)];
                 }
             }
-            (RowFormat::Fp4Scaled, _) => {
+            (Self::Fp4Scaled, _) => {
                 for (group, scale) in row.chunks_exact_mut(FP4_GROUP).zip(bytes) {
                     let by = e8m0_to_f32(*scale);
                     for x in group {
@@ -258,7 +285,7 @@ mod tests {
         parts
             .iter()
             .enumerate()
-            .for_each(|(part, bytes)| format.decode(machine(), part, bytes, &mut row));
+            .for_each(|(part, bytes)| format.decode(machine(), part, bytes, width, &mut row));
         row
     }
 
@@ -289,6 +316,38 @@ mod tests {
             assert_eq!(encoded(RowFormat::Fp4Scaled, &row, &[64, 4]), fp4, "fp4 row {i}");
         }
         assert!(take(0).is_empty() && data.is_empty());
+    }
+
+    /// The floor under an fp4 group's largest magnitude, 6 * 2^-126, which keeps the scale normal: as
+    /// in the public kernels (SGLang 0.5.23, `fp4_fake_quant.py` and `fp4_utils.cuh`; that they
+    /// multiply by the rounded 1/6 where this divides by 6 changes no scale of any f32).
+    #[test]
+    fn fp4_scales_stop_at_the_smallest_normal_power() {
+        let floor = E2M1_MAX * f32::MIN_POSITIVE;
+        let next = f32::from_bits(floor.to_bits() + 1);
+        let smallest = f32::from_bits(1);
+        for (largest, scale, code) in [
+            (0.0, 1, 0),
+            // 2^-149 and 2^-129 are less than half of the smallest step, 2^-128 is the tie.
+            (smallest, 1, 0),
+            (f32::MIN_POSITIVE / 8.0, 1, 0),
+            (f32::MIN_POSITIVE / 4.0, 1, 0),
+            (f32::from_bits((f32::MIN_POSITIVE / 4.0).to_bits() + 1), 1, 1),
+            (f32::MIN_POSITIVE / 2.0, 1, 1),
+            (f32::MIN_POSITIVE, 1, 2),
+            (floor, 1, 7),
+            // Above the floor the scale is the next power: 3 and a little, of steps up to 6.
+            (next, 2, 5),
+            (2.0 * floor, 2, 7),
+        ] {
+            let mut row = [0.0; 128];
+            row[32] = largest;
+            row[33] = -largest;
+            let parts = encoded(RowFormat::Fp4Scaled, &row, &[64, 4]);
+            assert_eq!(parts[1], [1, scale, 1, 1], "{largest:e}");
+            assert_eq!(parts[0][16], code | (code | 8) << 4, "{largest:e}");
+            assert!(parts[0].iter().enumerate().all(|(i, &byte)| i == 16 || byte == 0));
+        }
     }
 
     #[test]

@@ -18,16 +18,20 @@
 //! - A decode step's rows are read where its token is computed; its window after it is written, for
 //!   then the ring holds the token's own row and no longer the one that left its window.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
 use statepages_page::{PageId, Tokens};
 
 use crate::batch::Span;
+use crate::kernel::lanes::Machine;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::kernel::pool::{Pooled, pool};
 use crate::pass::Pass;
 use crate::rope::{Turn, turn};
+use crate::row::RowFormat;
 use crate::tile::{Projections, Rows32, Tile};
 use crate::weights::CompressorWeights;
 
@@ -81,10 +85,6 @@ fn slot_row<'a>(arena: &'a HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a [u
 
 fn slot_row_mut<'a>(arena: &'a mut HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a mut [u8] {
     &mut arena.slot_mut(at.plane, span.slot)[at.bytes.clone()]
-}
-
-fn page_row<'a>(arena: &'a HostArena, pages: &[PageId], at: &PageBytes) -> &'a [u8] {
-    &arena.page(at.region, pages[at.block])[at.bytes.clone()]
 }
 
 fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) -> &'a mut [u8] {
@@ -247,11 +247,7 @@ impl Rows32 {
             self.first.push(total);
             total += rows(span) as usize;
         }
-        // Never shrunk: rows that are not decoded are never read.
-        if self.data.len() < total * width {
-            self.data.resize(total * width, 0.0);
-        }
-        let mut rest = &mut self.data[..total * width];
+        let mut rest = self.data.fit(total * width);
         let mut parts = Vec::with_capacity(spans.len());
         for span in spans {
             let (part, others) = rest.split_at_mut(rows(span) as usize * width);
@@ -267,7 +263,7 @@ impl Rows32 {
         let width = pass.core.dims.index_width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
         self.read(&pass.plan.spans, width, visible, |span, rows| {
-            read_keys(pass, arena, span, rows);
+            read_keys(pass, arena, span, 0, rows);
         });
     }
 
@@ -284,9 +280,15 @@ impl Rows32 {
                     }
                 }
             }
-            let rows = (0..).zip(needed).zip(rows.chunks_exact_mut(width));
-            for ((entry, _), row) in rows.filter(|((_, needed), _)| *needed) {
-                read_entry(pass, arena, span, entry, row);
+            // Runs of needed rows.
+            let mut first = 0;
+            for run in needed.chunk_by(|a, b| a == b) {
+                if run[0] {
+                    let entries: Vec<u32> = (first..first + run.len() as u32).collect();
+                    let rows = &mut rows[first as usize * width..][..run.len() * width];
+                    read_entries(pass, arena, span, &entries, rows);
+                }
+                first += run.len() as u32;
             }
         });
     }
@@ -296,56 +298,98 @@ impl Rows32 {
         let (width, window) = (pass.core.dims.width, pass.core.dims.window);
         let seen = |span: &Span<'_>| span.end - span.window_start(window);
         self.read(&pass.plan.spans, width, seen, |span, rows| {
-            let positions = span.window_start(window)..span.end;
-            for (position, row) in positions.zip(rows.chunks_exact_mut(width)) {
-                if position < span.start {
-                    read_window_row(pass, arena, span, position, row);
-                } else {
-                    row.copy_from_slice(tiles.kv(span.flat(position), width));
-                }
+            let first = span.window_start(window);
+            let (old, own) = rows.split_at_mut((span.start - first) as usize * width);
+            read_window(pass, arena, span, first, old);
+            for (position, row) in (span.start..).zip(own.chunks_exact_mut(width)) {
+                row.copy_from_slice(tiles.kv(span.flat(position), width));
             }
         });
     }
 }
 
-/// Indexer rows of the entries from the first on.
-pub(crate) fn read_keys(pass: &Pass<'_>, arena: &HostArena, span: &Span<'_>, rows: &mut [f32]) {
-    let core = pass.core;
-    for (entry, row) in (0..).zip(rows.chunks_exact_mut(core.dims.index_width)) {
-        for (part, at) in index_parts(pass, entry) {
-            core.index.decode(core.machine, part, page_row(arena, span.pages, &at), row);
+/// Rows that are decoded at a time: few enough that what one part left is still in a core's nearest
+/// cache when the next part comes.
+const ROWS_AT_ONCE: usize = 16;
+
+/// Decodes rows. `place(i, part)` is where the bytes of row `i` lie: a page or slot, and a range of
+/// it. Rows that lie one behind the other are decoded together.
+fn decode_rows<'a>(
+    format: RowFormat,
+    machine: Machine,
+    width: usize,
+    rows: &mut [f32],
+    place: impl Fn(usize, usize) -> (&'a [u8], Range<usize>),
+) {
+    for (i, rows) in rows.chunks_mut(ROWS_AT_ONCE * width).enumerate() {
+        let (low, count) = (i * ROWS_AT_ONCE, rows.len() / width);
+        for part in 0..format.parts() {
+            let mut first = 0;
+            let (mut bytes, mut run) = place(low, part);
+            for next in 1..=count {
+                let other = (next < count).then(|| place(low + next, part));
+                match other {
+                    Some((same, range)) if std::ptr::eq(same, bytes) && range.start == run.end => {
+                        run.end = range.end;
+                    }
+                    other => {
+                        let to = &mut rows[first * width..next * width];
+                        format.decode(machine, part, &bytes[run], width, to);
+                        first = next;
+                        (bytes, run) = other.unwrap_or((&[], 0..0));
+                    }
+                }
+            }
         }
     }
 }
 
-/// One compressed row.
-pub(crate) fn read_entry(
+/// Indexer rows of the entries from `first` on.
+pub(crate) fn read_keys(
     pass: &Pass<'_>,
     arena: &HostArena,
     span: &Span<'_>,
-    entry: u32,
-    row: &mut [f32],
+    first: u32,
+    rows: &mut [f32],
 ) {
     let core = pass.core;
-    for part in 0..core.kv.parts() {
-        let at = core.geometry.compressed_row(pass.cache, entry, part);
-        core.kv.decode(core.machine, part, page_row(arena, span.pages, &at), row);
-    }
+    decode_rows(core.index, core.machine, core.dims.index_width, rows, |i, part| {
+        let row = core.geometry.indexer_row(pass.cache, first + i as u32);
+        let at = if part == 0 { Some(row.data) } else { row.scales };
+        let at = at.expect("a format of two parts has scales");
+        (arena.page(at.region, span.pages[at.block]), at.bytes)
+    });
 }
 
-/// One window row, from the ring.
-pub(crate) fn read_window_row(
+/// Compressed rows, of these entries.
+pub(crate) fn read_entries(
     pass: &Pass<'_>,
     arena: &HostArena,
     span: &Span<'_>,
-    position: u32,
-    row: &mut [f32],
+    entries: &[u32],
+    rows: &mut [f32],
 ) {
     let core = pass.core;
-    for part in 0..core.kv.parts() {
-        let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
-        core.kv.decode(core.machine, part, slot_row(arena, span, &at), row);
-    }
+    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
+        let at = core.geometry.compressed_row(pass.cache, entries[i], part);
+        (arena.page(at.region, span.pages[at.block]), at.bytes)
+    });
+}
+
+/// Window rows of the positions from `first` on, from the ring.
+pub(crate) fn read_window(
+    pass: &Pass<'_>,
+    arena: &HostArena,
+    span: &Span<'_>,
+    first: u32,
+    rows: &mut [f32],
+) {
+    let core = pass.core;
+    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
+        let position = Tokens::new(first + i as u32);
+        let at = core.geometry.window_row(pass.cache, position, part);
+        (arena.slot(at.plane, span.slot), at.bytes)
+    });
 }
 
 /// Writes the chunks' last rows to the window rings.

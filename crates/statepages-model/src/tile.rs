@@ -13,6 +13,7 @@
 
 use statepages_copy::HostArena;
 
+use crate::aligned::Aligned;
 use crate::batch::Token;
 use crate::choice::{ChoiceAt, top_k};
 use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
@@ -24,7 +25,7 @@ use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
-use crate::state::{read_entry, read_keys, read_window_row};
+use crate::state::{read_entries, read_keys, read_window};
 use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
@@ -60,6 +61,9 @@ pub(crate) struct Tile {
     index_weights: Vec<f32>,
 }
 
+/// Indexer rows of a decode step that are scored at a time.
+const KEYS_AT_ONCE: usize = 64;
+
 /// Scratch of one thread.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
@@ -68,23 +72,23 @@ pub(crate) struct Work {
     pub(crate) moe: crate::moe::MoeWork,
     z: Vec<f32>,
     factors: Vec<f32>,
-    q: Vec<f32>,
-    o: Vec<f32>,
+    /// Queries, then what attention makes of them.
+    q: Aligned,
     grouped: Vec<f32>,
     scores: Vec<f32>,
     ranks: Vec<u64>,
     products: Vec<[f32; 4]>,
     rows: Vec<u32>,
     /// Indexer rows of a decode step.
-    keys: Vec<f32>,
+    keys: Aligned,
     /// Compressed and window rows of a decode step.
-    own: Vec<f32>,
+    own: Aligned,
 }
 
 /// Cached rows of the batch's sequences, decoded; see `state.rs`.
 #[derive(Debug, Default)]
 pub(crate) struct Rows32 {
-    pub(crate) data: Vec<f32>,
+    pub(crate) data: Aligned,
     /// By sequence: index of its first row.
     pub(crate) first: Vec<usize>,
 }
@@ -195,7 +199,7 @@ impl Tile {
             for (part, &len) in core.kv_parts.iter().enumerate() {
                 let (part_bytes, rest) = bytes.split_at_mut(len);
                 core.kv.encode(core.machine, part, row, part_bytes);
-                core.kv.decode(core.machine, part, part_bytes, row);
+                core.kv.decode(core.machine, part, part_bytes, dims.width, row);
                 bytes = rest;
             }
         }
@@ -242,7 +246,7 @@ impl Tile {
                 self.len,
                 Rows { data: &self.query_rank, stride: dims.q_rank },
                 &indexer.wq_b,
-                RowsMut { data: fit(&mut work.q, self.len * heads * width), stride: heads * width },
+                RowsMut { data: work.q.fit(self.len * heads * width), stride: heads * width },
             );
         }
         for (i, token) in self.tokens(pass).iter().enumerate() {
@@ -259,22 +263,27 @@ impl Tile {
                 turn(head, self.angles(pass, i), Turn::Forward);
             }
             let span = &pass.plan.spans[token.sequence as usize];
-            let keys = if span.is_step() {
-                let rows = fit(&mut work.keys, visible * width);
-                read_keys(pass, arena, span, rows);
-                rows
-            } else {
-                keys.of(token.sequence as usize, width)
-            };
-            let scores = IndexScores {
-                q,
-                width,
-                keys,
-                head_weights: &self.index_weights[i * heads..][..heads],
-                products: &mut work.products,
-                out: fit(&mut work.scores, visible),
-            };
-            index_scores(core.machine, scores);
+            fit(&mut work.scores, visible);
+            // The keys of a step go from their pages through a core's nearest cache.
+            let step = if span.is_step() { KEYS_AT_ONCE } else { visible };
+            for (first, out) in (0..).step_by(step).zip(work.scores.chunks_mut(step)) {
+                let keys = if span.is_step() {
+                    let rows = work.keys.fit(out.len() * width);
+                    read_keys(pass, arena, span, first, rows);
+                    rows
+                } else {
+                    keys.of(token.sequence as usize, width)
+                };
+                let scores = IndexScores {
+                    q,
+                    width,
+                    keys,
+                    head_weights: &self.index_weights[i * heads..][..heads],
+                    products: &mut work.products,
+                    out,
+                };
+                index_scores(core.machine, scores);
+            }
             work.rows.clear();
             top_k(&work.scores, top, &mut work.ranks, &mut work.rows);
             let at = choice_at(pass, token);
@@ -316,7 +325,7 @@ impl Tile {
             self.len,
             Rows { data: &self.query_rank, stride: dims.q_rank },
             &pass.weights.attn.wq_b,
-            RowsMut { data: fit(&mut work.q, self.len * stride), stride },
+            RowsMut { data: work.q.fit(self.len * stride), stride },
         );
         for (i, q) in work.q.chunks_exact_mut(stride).enumerate() {
             let (heads, padding) = q.split_at_mut(dims.heads * width);
@@ -328,7 +337,7 @@ impl Tile {
         }
     }
 
-    /// Attention of every token, and both output projections into `work.y`.
+    /// Attention of every token in place of its queries, and both output projections into `work.y`.
     fn outputs(
         &self,
         pass: &Pass<'_>,
@@ -339,7 +348,6 @@ impl Tile {
     ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let (width, stride) = (dims.width, dims.heads_padded * dims.width);
-        fit(&mut work.o, self.len * stride);
         for (i, token) in self.tokens(pass).iter().enumerate() {
             let sequence = token.sequence as usize;
             let first = pass.plan.spans[sequence].window_start(dims.window);
@@ -359,23 +367,19 @@ impl Tile {
             };
             let span = &pass.plan.spans[sequence];
             if span.is_step() {
-                let rows = fit(&mut work.own, work.rows.len() * width);
-                for (n, row) in rows.chunks_exact_mut(width).enumerate() {
-                    if n < compressed {
-                        read_entry(pass, arena, span, work.rows[n], row);
-                    } else {
-                        read_window_row(pass, arena, span, low + (n - compressed) as u32, row);
-                    }
-                }
-                (entries, window) = rows.split_at(compressed * width);
+                let rows = work.own.fit(work.rows.len() * width);
+                let (of_entries, of_window) = rows.split_at_mut(compressed * width);
+                read_entries(pass, arena, span, &work.rows[..compressed], of_entries);
+                read_window(pass, arena, span, low, of_window);
+                (entries, window) = (of_entries, of_window);
                 work.rows.clear();
                 let recent = token.position + 1 - low;
                 work.rows.extend((0..compressed as u32).chain(0..recent));
             }
             let (compressed, recent) = work.rows.split_at(compressed);
-            let out = &mut work.o[i * stride..][..stride];
+            let heads = &mut work.q[i * stride..][..stride];
             let query = Attend {
-                q: &work.q[i * stride..][..stride],
+                heads,
                 width,
                 lists: [
                     RowList { data: entries, rows: compressed },
@@ -384,10 +388,9 @@ impl Tile {
                 sinks: &pass.weights.attn.sinks,
                 scale: 1.0 / (width as f32).sqrt(),
                 weights: &mut work.products,
-                out,
             };
             attend(core.machine, query);
-            for head in out[..dims.heads * width].chunks_exact_mut(width) {
+            for head in heads[..dims.heads * width].chunks_exact_mut(width) {
                 turn(head, self.angles(pass, i), Turn::Back);
             }
         }
@@ -398,7 +401,7 @@ impl Tile {
             gemm(
                 core.machine,
                 self.len,
-                Rows { data: &work.o[group * inputs..], stride },
+                Rows { data: &work.q[group * inputs..], stride },
                 w,
                 RowsMut { data: &mut work.grouped[group * rank..], stride: grouped },
             );

@@ -4,6 +4,7 @@
 //! A [`Trace`] is read ([`gsm8k64`], [`mooncake`], [`lmcache`], [`jsonl`]) or made up ([`Distinct`],
 //! [`Shared`]); [`replay`](fn@replay) sends it to a [`Server`] and answers [`RoundFigures`].
 
+mod bound;
 mod error;
 mod extent;
 mod figures;
@@ -12,6 +13,7 @@ mod jsonl;
 mod lmcache;
 mod made;
 mod mooncake;
+mod plot;
 mod policy;
 mod random;
 mod replay;
@@ -20,6 +22,7 @@ mod text;
 mod trace;
 mod watch;
 
+pub use bound::{Bound, History};
 pub use error::{ReplayError, TraceError};
 pub use extent::Extent;
 pub use figures::{KEEP_REASONS, RoundFigures, WINDOW, Window};
@@ -28,6 +31,7 @@ pub use jsonl::jsonl;
 pub use lmcache::lmcache;
 pub use made::{Distinct, Shared};
 pub use mooncake::mooncake;
+pub use plot::{Line, PlotError, plot};
 pub use policy::Policy;
 pub use replay::{Pace, Phase, Run, Server, replay};
 pub use text::Texts;

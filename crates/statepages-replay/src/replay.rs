@@ -5,7 +5,7 @@
 //!
 //! `control_plane_ns` is the time inside the engine: submission (it hashes the prompt's blocks),
 //! steps (admission, placement, batches, receipts) and taking its outputs. Tokenising and making up
-//! ids are the trace's and are not in it.
+//! ids are the trace's and are not in it. Whose clock it is, the caller's [`Watch`] says.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -160,7 +160,7 @@ fn engine(server: &Server, spec: CheckpointSpec) -> Result<Engine<Scripted>, Rep
 }
 
 /// Lets the turns of each session take its places in the order of the file.
-fn keep_turns(asks: &[Ask], order: &mut [usize]) {
+pub(crate) fn keep_turns(asks: &[Ask], order: &mut [usize]) {
     let mut turns: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
     for (at, ask) in asks.iter().enumerate() {
         if let Some(session) = ask.session {

@@ -14,9 +14,9 @@ use statepages_engine::{
     LogitsWanted, RecurrentModel, RemoteState, Row, RowOutput, RunError, Runner, StepBatch,
     StepResult,
 };
-use statepages_page::{BatchId, PageId, Pages, RequestId, SlotId, StateLayout};
+use statepages_page::{BatchId, PageId, Pages, RequestId, SlotId, StateLayout, Tokens};
 
-use crate::oracle::{LANE, Oracle, PLANES, REGIONS, entry_bytes, next_token};
+use crate::oracle::{LANE, Oracle, PLANES, REGIONS, VOCAB, entry_bytes, next_token};
 use crate::random::{Random, mix};
 use crate::setup::{Bug, Setup};
 use crate::tally::Fault;
@@ -63,6 +63,7 @@ pub(crate) struct Device {
     pub(crate) reported: Vec<Reported>,
     pub(crate) reports: u64,
     pub(crate) reordered: u64,
+    pub(crate) drafts_rejected: u64,
     /// Stores in flight when the latest batch was submitted, its own left out.
     pub(crate) stores_ahead: usize,
     pub(crate) submitted: u64,
@@ -73,10 +74,10 @@ pub(crate) struct Device {
 impl Device {
     pub(crate) fn new(setup: &Setup, oracle: Rc<RefCell<Oracle>>) -> Self {
         let layout = model(setup).layout();
-        let pages = Pages::new(setup.pages);
+        let pages = Pages::new(setup.pages + setup.spare);
         let mut arena = HostArena::new(&layout, pages, setup.slots).expect("a small arena");
         for region in 0..REGIONS {
-            for page in 0..setup.pages {
+            for page in 0..pages.get() {
                 arena.page_mut(region, PageId::new(page)).fill(0xa5);
             }
         }
@@ -98,6 +99,7 @@ impl Device {
             reported: Vec::new(),
             reports: 0,
             reordered: 0,
+            drafts_rejected: 0,
             stores_ahead: 0,
             submitted: 0,
             log: 0,
@@ -206,12 +208,18 @@ impl Device {
         let oracle = Rc::clone(&self.oracle);
         let oracle = oracle.borrow();
         let stream = oracle.stream(row.request);
-        let (start, end) = (row.start.index(), row.end().index());
+        let start = row.start.index();
+        let known = row.tokens.len() - row.drafts as usize;
+        let (tokens, drafts) = row.tokens.split_at(known);
         let before = self.violations.len();
-        if stream.keys.tokens()[start..end] != row.tokens {
-            let found = &row.tokens;
-            self.violations.push(format!("{}: tokens {start}..{end} are {found:?}", row.request));
+        let mut end = start + known;
+        if stream.keys.tokens()[start..end] != *tokens {
+            self.violations.push(format!("{}: tokens {start}..{end} are {tokens:?}", row.request));
         }
+        let next = stream.keys.tokens()[end..].iter();
+        let accepted = next.zip(drafts).take_while(|(next, draft)| next == draft).count();
+        end += accepted;
+        self.drafts_rejected += (drafts.len() - accepted) as u64;
         if start > 0 && !self.slot(row.slot).eq(oracle.slot_bytes(stream.at(start))) {
             self.violations.push(format!(
                 "slot: {} starts at {start} and {} holds another state",
@@ -238,17 +246,24 @@ impl Device {
                 if good { entry.copy_from_slice(&bytes) } else { entry.fill(0xdd) }
             }
         }
+        for position in end..row.end().index() {
+            for region in 0..REGIONS {
+                self.entry_mut(row, region, position).fill(0xdd);
+            }
+        }
         let mut bytes: Vec<u8> = oracle.slot_bytes(stream.at(end)).collect();
         if !good {
             bytes.fill(0xdd);
         }
         self.set_slot(row.slot, &bytes);
+        let mut token = next_token(stream.digests[end]);
+        if !good {
+            token = (token + 1) % VOCAB;
+        }
         match row.logits {
             LogitsWanted::Nothing => RowOutput::Nothing,
-            LogitsWanted::Last if good => RowOutput::Token(next_token(stream.digests[end])),
-            LogitsWanted::Last => {
-                RowOutput::Token((next_token(stream.digests[end]) + 1) % crate::oracle::VOCAB)
-            }
+            LogitsWanted::Last if drafts.is_empty() => RowOutput::Token(token),
+            LogitsWanted::Last => RowOutput::Verified([&drafts[..accepted], &[token]].concat()),
         }
     }
 
@@ -287,6 +302,17 @@ impl Device {
 }
 
 impl Runner for Device {
+    /// Drafts that are right more often than not: the oracle knows what comes next.
+    fn draft(&mut self, request: RequestId, tokens: &[u32], most: Tokens) -> Vec<u32> {
+        let oracle = Rc::clone(&self.oracle);
+        let oracle = oracle.borrow();
+        let most = u64::from(most.get().min(self.setup.drafts));
+        let count = self.draws.below(most + 1) as usize;
+        let next = oracle.stream(request).keys.tokens()[tokens.len()..].iter().take(count);
+        let wrong = |token: u32| (token + 1) % VOCAB;
+        next.map(|&token| if self.draws.percent(70) { token } else { wrong(token) }).collect()
+    }
+
     fn submit(&mut self, batch: StepBatch) {
         self.stores_ahead = self.stores_in_flight();
         self.submitted += 1;

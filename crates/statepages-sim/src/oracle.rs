@@ -48,12 +48,29 @@ pub(crate) struct Oracle {
     layout: LayoutId,
     lanes: u32,
     streams: BTreeMap<RequestId, Stream>,
-    known: BTreeMap<u128, Known>,
+    /// By key; several where keys collide.
+    known: BTreeMap<u128, Vec<Named>>,
+    key_bits: Option<u32>,
+}
+
+/// A state, and the block that ends there.
+#[derive(Clone, Debug)]
+struct Named {
+    parent: Option<ContentKey>,
+    domain: DomainTag,
+    tokens: Vec<u32>,
+    known: Known,
 }
 
 impl Oracle {
-    pub(crate) fn new(block: BlockSize, layout: LayoutId, lanes: u32) -> Self {
-        Self { block, layout, lanes, streams: BTreeMap::new(), known: BTreeMap::new() }
+    pub(crate) fn new(
+        block: BlockSize,
+        layout: LayoutId,
+        lanes: u32,
+        key_bits: Option<u32>,
+    ) -> Self {
+        let (streams, known) = (BTreeMap::new(), BTreeMap::new());
+        Self { block, layout, lanes, streams, known, key_bits }
     }
 
     pub(crate) fn domain(&self, tenant: u8) -> DomainTag {
@@ -78,14 +95,24 @@ impl Oracle {
             digests.push(step(last, token, tokens.len()));
             tokens.push(token);
         }
-        let mut keys = PromptKeys::new(self.domain(tenant), self.block);
+        let domain = self.domain(tenant);
+        let mut keys = match self.key_bits {
+            None => PromptKeys::new(domain, self.block),
+            Some(bits) => PromptKeys::colliding(domain, self.block, bits),
+        };
         keys.extend(&tokens);
         let block = self.block.get() as usize;
+        let mut parent = None;
         for position in (block..=tokens.len()).step_by(block) {
             let at = Boundary::from_raw(position as u32);
             let key = keys.key_at(at).expect("whole blocks have keys");
             let known = Known { digest: digests[position], position: position as u32 };
-            self.known.insert(key.raw(), known);
+            let named = self.known.entry(key.raw()).or_default();
+            if named.iter().all(|named| named.known != known) {
+                let tokens = tokens[position - block..position].to_vec();
+                named.push(Named { parent, domain, tokens, known });
+            }
+            parent = Some(key);
         }
         self.streams.insert(id, Stream { keys, digests, prompt: prompt.len() });
     }
@@ -98,8 +125,16 @@ impl Oracle {
         &self.streams[&id]
     }
 
-    pub(crate) fn known(&self, key: ContentKey) -> Option<Known> {
-        self.known.get(&key.raw()).copied()
+    /// The state after a block.
+    pub(crate) fn known(
+        &self,
+        key: ContentKey,
+        (parent, domain, tokens): (Option<ContentKey>, DomainTag, &[u32]),
+    ) -> Option<Known> {
+        let named = self.known.get(&key.raw())?.iter().find(|named| {
+            (named.parent, named.domain, &named.tokens[..]) == (parent, domain, tokens)
+        })?;
+        Some(named.known)
     }
 
     /// Bytes of an image, and of a slot: all lanes of all planes.

@@ -18,7 +18,7 @@ use statepages_engine::{
     LoadId, LoadQuery, LogitsReport, Output, PreemptCause, Progress, RawLimits, Request, Sampling,
     Stop,
 };
-use statepages_page::{Boundary, RequestId};
+use statepages_page::{Boundary, Pages, RequestId};
 use statepages_store::RecordState;
 
 use crate::device::{Device, Reported, model};
@@ -84,6 +84,9 @@ impl Connector for Counted {
         done
     }
 }
+
+/// Turns of a drain after which loads that are lost by then are declared dead, again and again.
+const DEAD_EVERY: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -162,7 +165,8 @@ fn text(family: u64, len: usize) -> Vec<u32> {
 impl World {
     fn new(setup: &Setup) -> Self {
         let layout = model(setup).layout();
-        let oracle = Oracle::new(setup.block_size(), layout.id.clone(), setup.lanes);
+        let oracle =
+            Oracle::new(setup.block_size(), layout.id.clone(), setup.lanes, setup.key_bits);
         let remote = Remote {
             domain: oracle.domain(0),
             block: setup.block_size(),
@@ -170,8 +174,8 @@ impl World {
             texts: (0..3).map(|family| text(family, 28)).collect(),
         };
         let oracle = Rc::new(RefCell::new(oracle));
-        let [failing, doubled, stuck] = setup.load_faults;
-        let faults = Faults { seed: setup.seed, steps_max: 6, failing, doubled, stuck, lost: 0 };
+        let [failing, doubled, stuck, lost] = setup.load_faults;
+        let faults = Faults { seed: setup.seed, steps_max: 6, failing, doubled, stuck, lost };
         let connector = Counted {
             inner: DelayedConnector::new(remote, faults),
             completions: 0,
@@ -194,8 +198,13 @@ impl World {
             layout: Some(layout.id),
         };
         let device = Device::new(setup, Rc::clone(&oracle));
+        let mut engine =
+            Engine::with_connector(parts, device, connector).expect("limits fit the world");
+        if let Some(bits) = setup.key_bits {
+            engine.collide_keys(bits);
+        }
         Self {
-            engine: Engine::with_connector(parts, device, connector).expect("limits fit the world"),
+            engine,
             setup: setup.clone(),
             oracle,
             live: BTreeMap::new(),
@@ -240,6 +249,24 @@ impl World {
                 self.meet(Fault::Reset);
                 self.engine.handle(Event::ResetPrefixCache);
                 self.audit();
+            }
+            Act::Extend(count) => {
+                if self.engine.extend(Pages::new(u32::from(count))) > Pages::ZERO {
+                    self.stimuli += 1;
+                    self.meet(Fault::Extend);
+                    self.audit();
+                }
+            }
+            Act::Retire(count) => {
+                for _ in 0..count {
+                    let states = self.present();
+                    if self.engine.retire_top().is_none() {
+                        break;
+                    }
+                    self.stimuli += 1;
+                    self.report.tally.meet(Fault::Retire, states);
+                    self.audit();
+                }
             }
             Act::Drain => self.drain(),
         }
@@ -292,13 +319,19 @@ impl World {
         let device = self.engine.runner();
         let (submitted, reordered) = (device.submitted, device.reordered);
         let (in_flight, stores) = (device.in_flight(), device.stores_in_flight());
-        let before = self.engine.snapshot().totals;
+        let rejected = device.drafts_rejected;
+        let lost = self.engine.connector_mut().inner.lost();
+        let before = self.engine.snapshot();
+        let (blocks, before) = (before.counters, before.totals);
         self.met_before = self.present();
         let progress = self.engine.step();
-        let after = self.engine.snapshot().totals;
+        let after = self.engine.snapshot();
+        let (blocks_now, after) = (after.counters, after.totals);
+        let lost_now = self.engine.connector_mut().inner.lost();
         let device = self.engine.runner_mut();
         let reports = std::mem::take(&mut device.reported);
         let (now, reordered_now) = (device.submitted, device.reordered);
+        let rejected_now = device.drafts_rejected;
         // Stores that no report had come for when the batch was planned.
         let reported = reports.len().min(in_flight);
         let stores_ahead = match (now > submitted, reported) {
@@ -333,6 +366,10 @@ impl World {
             (Fault::LoadFailed, before.loads_failed, after.loads_failed),
             (Fault::LoadCancelled, before.loads_cancelled, after.loads_cancelled),
             (Fault::LoadRepeated, before.loads_ignored, after.loads_ignored),
+            (Fault::LoadLost, lost as u64, lost_now as u64),
+            (Fault::DraftRejected, rejected, rejected_now),
+            (Fault::KeyCollision, blocks.blocks_collided, blocks_now.blocks_collided),
+            (Fault::DuplicateBlock, blocks.blocks_duplicate, blocks_now.blocks_duplicate),
         ] {
             if after > before {
                 self.meet_in_turn(fault);
@@ -350,7 +387,10 @@ impl World {
     }
 
     fn drain(&mut self) {
-        for _ in 0..20_000 {
+        for turn in 0..20_000 {
+            if turn % DEAD_EVERY == DEAD_EVERY - 1 {
+                self.engine.connector_mut().inner.declare_dead();
+            }
             if self.step() == Progress::Idle {
                 return self.audit_idle();
             }
@@ -495,7 +535,9 @@ impl World {
                 assert!(units.insert(unit), "owner: {unit} is a unit of two records");
             }
             if let RecordState::Ready { .. } = record.state {
-                let known = oracle.known(record.key).expect("ready: a key of some stream");
+                let block = self.engine.control().block_under(record.key);
+                let block = block.expect("ready: a record whose key is found");
+                let known = oracle.known(record.key, block).expect("ready: a block of some stream");
                 assert_eq!(
                     known.position,
                     record.boundary.get(),

@@ -43,8 +43,10 @@ impl Bug {
 pub struct Setup {
     /// Seeds every draw.
     pub seed: u64,
-    /// Pages of the pool.
+    /// Pages of the pool at start.
     pub pages: u32,
+    /// Pages that the pool may grow by.
+    pub spare: u32,
     /// Active slots.
     pub slots: u32,
     /// Tokens per block.
@@ -67,8 +69,13 @@ pub struct Setup {
     pub failures_max: u64,
     /// Steps after which a remote load is called off.
     pub load_steps: u64,
-    /// Loads of a hundred that fail, complete twice, and never complete unless cancelled.
-    pub load_faults: [u8; 3],
+    /// Loads of a hundred that fail, complete twice, never complete unless cancelled, and never
+    /// complete at all.
+    pub load_faults: [u8; 4],
+    /// Bits of every other content key; `None` leaves all.
+    pub key_bits: Option<u32>,
+    /// Tokens drafted for a decode at most.
+    pub drafts: u32,
     /// Resets among a hundred stimuli.
     pub resets: u64,
     /// Requests of a hundred that the far side is asked for.
@@ -117,13 +124,62 @@ pub enum Act {
     Step,
     /// Empties the cache.
     Reset,
+    /// Grows the pool by so many pages, where it may.
+    Extend(u8),
+    /// Asks so many times for the highest page.
+    Retire(u8),
     /// Runs until nothing is left, and audits that nothing is.
     Drain,
 }
 
 impl Setup {
-    /// The world of a seed.
+    /// The world of a seed. Half of all are drawn as they come; the others are shaped for what meets
+    /// rarely, and have loads for all: roomy and slow ones, where loads start while others are in
+    /// flight; crowded ones, of few pages and many residents; and dry ones, where a parked request and
+    /// a decoding one fill the pool between them, so that turns pass without a batch.
     pub fn of(seed: u64) -> Self {
+        let world = Self::drawn(seed);
+        let draw = &mut Random::new(seed, 5);
+        let (slots, lanes) = (draw.within(4, 6), draw.within(2, 5) as u32);
+        let load_steps = draw.within(8, 30);
+        let world = match seed % 8 {
+            0 | 1 | 4 | 5 => Self { lanes, load_steps, offers: 100, ..world },
+            _ => return world,
+        };
+        match seed % 8 {
+            0 => Self {
+                pages: draw.within(14, 22) as u32,
+                slots: slots as u32,
+                budget: draw.within(slots, 24),
+                in_flight: 2,
+                order: BackendOrder::Unordered,
+                latency: draw.within(2, 6) as u32,
+                resets: 8,
+                ..world
+            },
+            4 => Self {
+                pages: 14,
+                slots: draw.within(2, 3) as u32,
+                spare: draw.below(3) as u32,
+                budget: draw.within(3, 24),
+                latency: draw.below(3) as u32,
+                resets: 15,
+                ..world
+            },
+            _ => Self {
+                pages: draw.within(60, 90) as u32,
+                slots: slots as u32,
+                interval: Some(1),
+                budget: draw.within(slots, 24),
+                in_flight: 2,
+                latency: draw.within(4, 8) as u32,
+                ..world
+            },
+        }
+    }
+
+    /// All of it drawn, each part for itself.
+    fn drawn(seed: u64) -> Self {
         let mut draw = Random::new(seed, 0);
         let pages = match draw.below(3) {
             0 => draw.within(14, 20),
@@ -146,44 +202,20 @@ impl Setup {
             failing: [0, 2, 8][draw.below(3) as usize],
             failures_max: draw.within(1, 4),
             load_steps: draw.within(2, 14),
-            load_faults: [15, 15, 15],
+            load_faults: [15, 15, 15, 0],
             resets: [1, 3, 10][draw.below(3) as usize],
             offers: [0, 60, 100][draw.below(3) as usize],
             bug: None,
+            spare: 0,
+            key_bits: None,
+            drafts: 0,
         };
-        // Every fourth world is roomy and slow, so that loads start while others are in flight; every
-        // fourth is crowded: few pages, many residents. Both have loads for all.
-        match seed % 4 {
-            0 => {}
-            1 => {
-                let slots = draw.within(5, 6);
-                return Self {
-                    pages: draw.within(60, 90) as u32,
-                    slots: slots as u32,
-                    lanes: draw.within(2, 5) as u32,
-                    interval: Some(1),
-                    budget: draw.within(slots, 24),
-                    in_flight: 2,
-                    latency: draw.within(4, 8) as u32,
-                    load_steps: draw.within(8, 30),
-                    offers: 100,
-                    ..world
-                };
-            }
-            _ => return world,
-        }
-        let slots = draw.within(4, 6);
+        let mut draw = Random::new(seed, 4);
         Self {
-            pages: draw.within(14, 22) as u32,
-            slots: slots as u32,
-            lanes: draw.within(2, 5) as u32,
-            budget: draw.within(slots, 24),
-            in_flight: 2,
-            order: BackendOrder::Unordered,
-            latency: draw.within(2, 6) as u32,
-            load_steps: draw.within(8, 30),
-            resets: 8,
-            offers: 100,
+            spare: [0, 4, 12][draw.below(3) as usize],
+            key_bits: [None, None, Some(3)][draw.below(3) as usize],
+            drafts: [0, 1, 4][draw.below(3) as usize],
+            load_faults: [15, 15, 15, [0, 5, 15][draw.below(3) as usize]],
             ..world
         }
     }
@@ -209,7 +241,7 @@ impl Setup {
         let runtime = StateRuntime::new(transfer, Some(spec)).expect("spec and class agree");
         let config = ControlPlaneConfig {
             pages: Pages::new(self.pages),
-            pages_max: Pages::new(self.pages),
+            pages_max: Pages::new(self.pages + self.spare),
             slots: self.slots,
             block: self.block_size(),
             runtime,
@@ -222,7 +254,7 @@ impl Setup {
             order: self.order,
             pipeline_stages: 1,
             schedulers: Schedulers::Unified,
-            speculation: Speculation::Off,
+            speculation: if self.drafts > 0 { Speculation::On } else { Speculation::Off },
             events_max: 64,
         };
         ControlPlane::new(config, Box::new(ReferenceOrder)).expect("the world can run")
@@ -279,7 +311,9 @@ impl Iterator for Acts {
                 blocks: draw.within(1, 5) as u8,
                 count: draw.within(2, 6) as u8,
             },
-            32..40 => Act::Abort(draw.next() as u8),
+            32..37 => Act::Abort(draw.next() as u8),
+            37 | 38 => Act::Extend(draw.within(1, 4) as u8),
+            39 => Act::Retire(draw.within(1, 4) as u8),
             at if at >= 40 && at < 40 + self.resets => Act::Reset,
             _ => Act::Step,
         })

@@ -31,11 +31,23 @@ pub enum Fault {
     LoadCancelled,
     /// A remote load completed again, or too late for anybody.
     LoadRepeated,
+    /// A remote load was lost: it ends for nobody.
+    LoadLost,
+    /// A draft was not the request's next token.
+    DraftRejected,
+    /// A block was published under the key of another.
+    KeyCollision,
+    /// A block was published that another page had held.
+    DuplicateBlock,
+    /// The pool grew.
+    Extend,
+    /// The highest page was asked for, and given or not.
+    Retire,
 }
 
 impl Fault {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 19] = [
         Self::Abort,
         Self::Reset,
         Self::Burst,
@@ -49,6 +61,12 @@ impl Fault {
         Self::LoadFailed,
         Self::LoadCancelled,
         Self::LoadRepeated,
+        Self::LoadLost,
+        Self::DraftRejected,
+        Self::KeyCollision,
+        Self::DuplicateBlock,
+        Self::Extend,
+        Self::Retire,
     ];
 
     /// Its name in reports.
@@ -67,6 +85,12 @@ impl Fault {
             Self::LoadFailed => "load_failed",
             Self::LoadCancelled => "load_cancelled",
             Self::LoadRepeated => "load_repeated",
+            Self::LoadLost => "load_lost",
+            Self::DraftRejected => "draft_rejected",
+            Self::KeyCollision => "key_collision",
+            Self::DuplicateBlock => "duplicate_block",
+            Self::Extend => "extend",
+            Self::Retire => "retire",
         }
     }
 }
@@ -143,12 +167,19 @@ pub const MEETINGS_MIN: u64 = 50;
 
 /// Pairs that need several accidents at once, of which a standard run has only a few: one will do.
 ///
-/// A live request finds no page only where no store is in flight, so the EVICTING record it meets has
-/// to be a READY one that was reset within its reader's flight, on a pool that live pages fill even
-/// so. A restore stays queued over a turn only where that turn built no batch, so every running
-/// request has to be in flight on a backend without order, and the first to land has to need a page.
-const ACCIDENTS: [(Fault, Met); 2] =
-    [(Fault::NoPage, Met::Evicting), (Fault::NoPage, Met::QueuedRestore)];
+/// A live request finds no page only where no store is in flight; a record that is read then, or the
+/// EVICTING one that was reset within its reader's flight, has to be on a pool that live pages fill
+/// even so. A restore stays queued over a turn only where that turn built no batch: every running
+/// request has to be in flight on a backend without order. That the first to land needs a page, that
+/// a batch is built ahead in the very turn before or after, and that the pool grows just then, are
+/// accidents on top.
+const ACCIDENTS: [(Fault, Met); 5] = [
+    (Fault::NoPage, Met::Pinned),
+    (Fault::NoPage, Met::Evicting),
+    (Fault::NoPage, Met::QueuedRestore),
+    (Fault::BuiltAhead, Met::QueuedRestore),
+    (Fault::Extend, Met::QueuedRestore),
+];
 
 impl Tally {
     pub(crate) fn meet(&mut self, fault: Fault, met: impl IntoIterator<Item = Met>) {

@@ -214,7 +214,7 @@ impl ControlPlane {
             return Some(LossReason::Copying);
         }
         match self.index.trace(page) {
-            Trace::Never => None,
+            Trace::Never | Trace::Filed => None,
             Trace::Dropped => Some(LossReason::Dropped),
             Trace::Evicted => Some(LossReason::Evicted),
             Trace::Failed => Some(LossReason::Failed),

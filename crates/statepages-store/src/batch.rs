@@ -59,6 +59,16 @@ impl ControlPlane {
         if residency.era != self.era {
             return Filed::Stale;
         }
+        let blocks = self.config.block.blocks_ceil(boundary.tokens()).index();
+        let own = residency.pages.get(blocks.wrapping_sub(1)).copied();
+        let own = own.unwrap_or_else(|| panic!("{}: no page ends at {boundary:?}", residency.slot));
+        let reported = self.slots.computed(residency.slot) >= boundary.tokens();
+        if reported && !self.index.is_block_of(own, key) {
+            self.counters.filed += 1;
+            self.counters.unfiled += 1;
+            self.counters.orphaned_keys += 1;
+            return Filed::Lost;
+        }
         let image = Image { key, boundary, reason, request: residency.request };
         self.file_entry(residency.slot, Entry { image, source: Source::Own })
     }
@@ -204,6 +214,7 @@ impl ControlPlane {
         }
         self.supersede(slot);
         self.counters.filed += 1;
+        self.index.note_filed(entry.image.key);
         self.pending.insert(slot, entry);
         Filed::Pending
     }

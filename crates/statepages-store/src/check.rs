@@ -1,6 +1,7 @@
 //! The audit of the whole, for tests and simulators.
 
 use crate::control::ControlPlane;
+use crate::index::Trace;
 
 impl ControlPlane {
     /// Audits everything in O(n).
@@ -17,6 +18,10 @@ impl ControlPlane {
         self.counters().check(&self.gauges());
         for key in self.store.ready_keys() {
             assert!(self.index.page(key).is_some(), "READY {key:?} is found by the index");
+        }
+        let filed = self.pending.keys().chain(self.store.keys());
+        for page in filed.filter_map(|key| self.index.page(key)) {
+            assert!(self.index.trace(page) != Trace::Never, "{page}'s key is known to be filed");
         }
         for page in self.index.pages() {
             let live = self.pool.shares(page) > 0;

@@ -37,11 +37,11 @@ use crate::placement::KeepReason;
 use crate::pool::PagePool;
 
 /// Index of a record in the store's slab: valid until the record ends.
-pub(crate) type RecordIndex = u32;
+pub type RecordIndex = u32;
 
 /// Records, their units and their order of use.
 #[derive(Debug)]
-pub(crate) struct CheckpointStore {
+pub struct CheckpointStore {
     units_per_record: u32,
     records: Vec<Record>,
     units: Vec<PageId>,
@@ -60,11 +60,15 @@ pub(crate) struct CheckpointStore {
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Image {
-    pub(crate) key: ContentKey,
-    pub(crate) boundary: Boundary,
-    pub(crate) reason: KeepReason,
-    pub(crate) request: RequestId,
+pub struct Image {
+    /// What it is found by.
+    pub key: ContentKey,
+    /// Tokens before it.
+    pub boundary: Boundary,
+    /// Why it is kept.
+    pub reason: KeepReason,
+    /// The request whose state it is.
+    pub request: RequestId,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +110,7 @@ pub(crate) struct Ended {
 /// What the end of a writer meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Written {
+pub enum Written {
     /// The record is READY.
     Ready(CheckpointId),
     /// The record is gone, and its units are free.
@@ -116,7 +120,7 @@ pub(crate) enum Written {
 /// What a record was when its key was taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Unindexed {
+pub enum Unindexed {
     /// There was none.
     Nothing,
     /// It was being written.
@@ -127,7 +131,7 @@ pub(crate) enum Unindexed {
 
 impl CheckpointStore {
     /// A store for as many records as `pages_max` can hold; none where there are no images.
-    pub(crate) fn new(units_per_record: Option<Pages>, pages_max: Pages) -> Self {
+    pub fn new(units_per_record: Option<Pages>, pages_max: Pages) -> Self {
         let per = units_per_record.map_or(1, Pages::get);
         let records = units_per_record.map_or(0, |_| pages_max.get() / per);
         let blank = Record {
@@ -157,19 +161,23 @@ impl CheckpointStore {
         }
     }
 
-    pub(crate) const fn units_per_record(&self) -> u32 {
+    /// Units of one image.
+    pub const fn units_per_record(&self) -> u32 {
         self.units_per_record
     }
 
-    pub(crate) const fn copying(&self) -> u32 {
+    /// Records being written that can still become READY.
+    pub const fn copying(&self) -> u32 {
         self.copying.len()
     }
 
-    pub(crate) const fn ready(&self) -> u32 {
+    /// Records that a lookup finds.
+    pub const fn ready(&self) -> u32 {
         self.ready.len()
     }
 
-    pub(crate) const fn evicting(&self) -> u32 {
+    /// Records without a key that a writer or reader still holds.
+    pub const fn evicting(&self) -> u32 {
         self.evicting
     }
 
@@ -188,30 +196,33 @@ impl CheckpointStore {
     }
 
     /// Units that evictions could free, the record under a protected key left out.
-    pub(crate) fn evictable_units(&self, protected: Option<RecordIndex>) -> u32 {
+    pub fn evictable_units(&self, protected: Option<RecordIndex>) -> u32 {
         let kept = protected.is_some_and(|index| self.evictable_state(index));
         (self.recency.len() - u32::from(kept)) * self.units_per_record
     }
 
     /// The READY record of a key.
-    pub(crate) fn lookup(&self, key: ContentKey) -> Option<RecordIndex> {
+    pub fn lookup(&self, key: ContentKey) -> Option<RecordIndex> {
         self.ready.get(key.raw())
     }
 
-    pub(crate) fn is_copying(&self, key: ContentKey) -> bool {
+    /// Whether a record of the key is being written.
+    pub fn is_copying(&self, key: ContentKey) -> bool {
         self.copying.get(key.raw()).is_some()
     }
 
-    pub(crate) fn id(&self, index: RecordIndex) -> CheckpointId {
+    /// Id of a record.
+    pub fn id(&self, index: RecordIndex) -> CheckpointId {
         self.records[index as usize].id
     }
 
-    pub(crate) fn image(&self, index: RecordIndex) -> &Image {
+    /// What a record is about.
+    pub fn image(&self, index: RecordIndex) -> &Image {
         &self.records[index as usize].image
     }
 
     /// Units of a record, in canonical order.
-    pub(crate) fn units(&self, index: RecordIndex) -> &[PageId] {
+    pub fn units(&self, index: RecordIndex) -> &[PageId] {
         let per = self.units_per_record as usize;
         &self.units[index as usize * per..][..per]
     }
@@ -220,12 +231,7 @@ impl CheckpointStore {
     ///
     /// # Panics
     /// Where the key has a READY or COPYING record, or the pages are not one image's.
-    pub(crate) fn begin(
-        &mut self,
-        image: Image,
-        units: &[PageId],
-        pool: &mut PagePool,
-    ) -> RecordIndex {
+    pub fn begin(&mut self, image: Image, units: &[PageId], pool: &mut PagePool) -> RecordIndex {
         assert!(self.lookup(image.key).is_none(), "{:?} is READY already", image.key);
         assert!(!self.is_copying(image.key), "{:?} is COPYING already", image.key);
         let index = self.absent.pop().expect("units of another image mean a record for it");
@@ -245,7 +251,7 @@ impl CheckpointStore {
     }
 
     /// The writer is done and its bytes are good.
-    pub(crate) fn publish(&mut self, index: RecordIndex, pool: &mut PagePool) -> Written {
+    pub fn publish(&mut self, index: RecordIndex, pool: &mut PagePool) -> Written {
         self.writers -= 1;
         let Record { id, image, state } = self.records[index as usize];
         match state {
@@ -270,7 +276,7 @@ impl CheckpointStore {
     }
 
     /// The writer is done and its bytes are not good.
-    pub(crate) fn fail(&mut self, index: RecordIndex, pool: &mut PagePool) {
+    pub fn fail(&mut self, index: RecordIndex, pool: &mut PagePool) {
         self.writers -= 1;
         let Record { id, state, .. } = self.records[index as usize];
         match state {
@@ -285,7 +291,7 @@ impl CheckpointStore {
     }
 
     /// Adds a reader to a READY record.
-    pub(crate) fn pin(&mut self, index: RecordIndex) {
+    pub fn pin(&mut self, index: RecordIndex) {
         let record = &mut self.records[index as usize];
         let State::Ready { pins } = &mut record.state else {
             panic!("{} is not READY: {:?}", record.id, record.state);
@@ -298,7 +304,7 @@ impl CheckpointStore {
     }
 
     /// A reader is done or was cancelled.
-    pub(crate) fn unpin(&mut self, index: RecordIndex, pool: &mut PagePool) {
+    pub fn unpin(&mut self, index: RecordIndex, pool: &mut PagePool) {
         self.pins -= 1;
         let record = &mut self.records[index as usize];
         match &mut record.state {
@@ -353,7 +359,7 @@ impl CheckpointStore {
     }
 
     /// Gives up an eligible record for its units.
-    pub(crate) fn evict(&mut self, index: RecordIndex, pool: &mut PagePool) {
+    pub fn evict(&mut self, index: RecordIndex, pool: &mut PagePool) {
         assert!(self.evictable_state(index), "{} is not eligible", self.id(index));
         self.recency.remove(index);
         self.ready.remove(index);
@@ -362,7 +368,7 @@ impl CheckpointStore {
     }
 
     /// Takes a key away from its record: freed at once, or with its last writer or reader.
-    pub(crate) fn unindex(&mut self, key: ContentKey, pool: &mut PagePool) -> Unindexed {
+    pub fn unindex(&mut self, key: ContentKey, pool: &mut PagePool) -> Unindexed {
         if let Some(index) = self.lookup(key) {
             let id = self.id(index);
             self.ready.remove(index);
@@ -378,7 +384,7 @@ impl CheckpointStore {
     }
 
     /// The writer is done and its bytes are good, but its key leads nowhere.
-    pub(crate) fn orphan(&mut self, index: RecordIndex, pool: &mut PagePool) {
+    pub fn orphan(&mut self, index: RecordIndex, pool: &mut PagePool) {
         let Record { id, state, .. } = self.records[index as usize];
         assert_eq!(state, State::Copying, "{id} is COPYING");
         self.writers -= 1;
@@ -388,16 +394,12 @@ impl CheckpointStore {
     }
 
     /// Whether a record in writing can still become READY.
-    pub(crate) fn is_wanted(&self, index: RecordIndex) -> bool {
+    pub fn is_wanted(&self, index: RecordIndex) -> bool {
         self.records[index as usize].state == State::Copying
     }
 
     /// Takes away every key. `gone` hears of each READY record, in the order of the slab.
-    pub(crate) fn clear(
-        &mut self,
-        pool: &mut PagePool,
-        mut gone: impl FnMut(CheckpointId, ContentKey),
-    ) {
+    pub fn clear(&mut self, pool: &mut PagePool, mut gone: impl FnMut(CheckpointId, ContentKey)) {
         self.ready.clear();
         self.copying.clear();
         for index in 0..u32::try_from(self.records.len()).expect("records fit u32") {
@@ -413,7 +415,8 @@ impl CheckpointStore {
         }
     }
 
-    fn find(&self, id: CheckpointId) -> Option<RecordIndex> {
+    /// The record of an id, until it ends.
+    pub fn find(&self, id: CheckpointId) -> Option<RecordIndex> {
         self.ids.get(u128::from(id.raw()))
     }
 
@@ -426,7 +429,7 @@ impl CheckpointStore {
     }
 
     /// Whether a record may be given up, no matter what is protected.
-    pub(crate) fn is_unpinned_ready(&self, index: RecordIndex) -> bool {
+    pub fn is_unpinned_ready(&self, index: RecordIndex) -> bool {
         self.evictable_state(index)
     }
 
@@ -482,18 +485,22 @@ impl CheckpointStore {
     }
 
     /// Every record, in the order of the slab.
-    pub(crate) fn views(&self) -> impl Iterator<Item = RecordView<'_>> {
-        (0u32..).zip(&self.records).filter_map(|(index, record)| {
-            let state = match record.state {
-                State::Absent => return None,
-                State::Copying => RecordState::Copying,
-                State::Ready { pins } => RecordState::Ready { pins },
-                State::EvictingWriter { .. } => RecordState::EvictingWriter,
-                State::EvictingReaders { pins, .. } => RecordState::EvictingReaders { pins },
-            };
-            let Image { key, boundary, .. } = record.image;
-            Some(RecordView { id: record.id, key, boundary, state, units: self.units(index) })
-        })
+    pub fn views(&self) -> impl Iterator<Item = RecordView<'_>> {
+        (0u32..self.records.len() as u32).filter_map(|index| self.view(index))
+    }
+
+    /// The record at a place of the slab, if there is one.
+    pub fn view(&self, index: RecordIndex) -> Option<RecordView<'_>> {
+        let record = &self.records[index as usize];
+        let state = match record.state {
+            State::Absent => return None,
+            State::Copying => RecordState::Copying,
+            State::Ready { pins } => RecordState::Ready { pins },
+            State::EvictingWriter { .. } => RecordState::EvictingWriter,
+            State::EvictingReaders { pins, .. } => RecordState::EvictingReaders { pins },
+        };
+        let Image { key, boundary, .. } = record.image;
+        Some(RecordView { id: record.id, key, boundary, state, units: self.units(index) })
     }
 
     /// Appends all that later answers depend on, the records in the order of keys and states: where
@@ -521,7 +528,7 @@ impl CheckpointStore {
     }
 
     /// Audits tables, counts and units in O(n).
-    pub(crate) fn check(&self, pool: &PagePool) {
+    pub fn check(&self, pool: &PagePool) {
         let mut raw = 0;
         let mut counts = [0u32; 3];
         let (mut writers, mut pins_sum, mut unpinned) = (0, 0, 0);
@@ -576,6 +583,14 @@ impl CheckpointStore {
         assert_eq!(linked.len(), unpinned as usize, "the order holds what is eligible");
         assert!(linked.iter().all(|&index| self.evictable_state(index)));
         assert_eq!(self.ids.len() as usize + self.absent.len(), self.records.len());
+    }
+
+    /// Keys of COPYING and READY records, in the order of the slab.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.records
+            .iter()
+            .filter(|record| matches!(record.state, State::Copying | State::Ready { .. }))
+            .map(|record| record.image.key)
     }
 
     /// Keys of READY records, in the order of the slab.

@@ -29,6 +29,7 @@ use crate::counters::{Counters, Gauges};
 use crate::events::{EventDrain, EventLog};
 use crate::index::{Block, PrefixIndex, Publish, Trace};
 use crate::keys::PromptKeys;
+use crate::order::Order;
 use crate::pending::Pending;
 use crate::placement::{Placement, Scope};
 use crate::pool::{Afterlife, PagePool, RetireTop, Unshare};
@@ -96,6 +97,9 @@ pub enum Filed {
     Pending,
     /// The same request had filed the same key; that entry has been replaced.
     Replaced,
+    /// The block under its key has been given up for another of the same key, so that the state
+    /// would be found by the wrong requests; it is counted as filed and lost with its KV.
+    Lost,
     /// Checkpoints are off; nothing is counted.
     Off,
     /// The cache was reset after the request had been admitted, so what it computes may rest on what
@@ -156,13 +160,14 @@ impl ControlPlane {
         policy: Box<dyn VictimPolicy>,
     ) -> Result<Self, ConfigError> {
         let ControlPlaneConfig { pages, pages_max, slots, block, .. } = config;
-        if pages > pages_max || pages_max.get() > u32::MAX / block.get() {
+        let nameable = Order::CAPACITY_MAX.min(u32::MAX / block.get());
+        if pages > pages_max || pages_max.get() > nameable {
             return Err(ConfigError::Pages { pages, pages_max });
         }
         if slots == 0 {
             return Err(ConfigError::NoSlots);
         }
-        if slots == u32::MAX {
+        if slots > Order::CAPACITY_MAX {
             return Err(ConfigError::Slots { slots });
         }
         let images = images(&config)?;
@@ -374,6 +379,15 @@ impl ControlPlane {
         self.pool.extend(count)
     }
 
+    /// Shrinks the pool by its highest page where that is nobody's. Where it is a request's, as where
+    /// it is a raw unit, the pool stays as it is: no page moves, so nothing has to be copied.
+    pub fn retire_free_top(&mut self) -> Retire {
+        match self.pool.total().checked_sub(1).map(PageId::new) {
+            Some(top) if self.pool.shares(top) > 0 => Retire::Busy(top),
+            _ => self.retire_top(&mut []),
+        }
+    }
+
     /// Shrinks the pool by its highest page. `residents` are all there are: those that hold the page
     /// name the one it moved to afterwards.
     ///
@@ -466,6 +480,12 @@ impl ControlPlane {
         self.events.drain()
     }
 
+    /// The block that a lookup finds under a key: parent, domain and tokens.
+    pub fn block_under(&self, key: ContentKey) -> Option<(Option<ContentKey>, DomainTag, &[u32])> {
+        let Block { parent, domain, tokens, .. } = self.index.block(self.index.page(key)?)?;
+        Some((parent, domain, tokens))
+    }
+
     /// Every block that a lookup finds: key, parent, domain and tokens, in the order of the pages.
     pub fn indexed(
         &self,
@@ -478,11 +498,14 @@ impl ControlPlane {
 
     /// Makes a page the one that is found for a block.
     fn publish(&mut self, page: PageId, block: &Block<'_>, depth: Pages) {
-        let mut published = self.index.publish(page, block);
+        let trace = self.trace_unfound(block.key);
+        let mut published = self.index.publish(page, block, trace);
         if let Publish::Collision { holder } = published {
+            self.counters.blocks_collided += 1;
             self.unindex(holder);
             self.drop_content(holder);
-            published = self.index.publish(page, block);
+            let trace = self.trace_unfound(block.key);
+            published = self.index.publish(page, block, trace);
         }
         match published {
             Publish::New => {
@@ -492,11 +515,19 @@ impl ControlPlane {
                 self.policy.notice(&Notice::Found { page, key, parent_key, parent, depth });
             }
             Publish::Moved { from } => {
+                self.counters.blocks_duplicate += 1;
                 self.policy.notice(&Notice::Moved { from, to: page });
                 self.drop_content(from);
             }
             Publish::Collision { holder } => panic!("{holder} was unindexed"),
         }
+    }
+
+    /// What is known of a key that is not found: its boundary may be filed, and its store under way,
+    /// before its block is reported.
+    fn trace_unfound(&self, key: ContentKey) -> Trace {
+        let filed = self.pending.with_key(key).is_some() || self.store.is_copying(key);
+        if filed { Trace::Filed } else { Trace::Never }
     }
 
     /// A page is no longer found by any key: a cached one has no content left.

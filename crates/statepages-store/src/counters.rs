@@ -47,6 +47,10 @@ pub struct Counters {
     pub demands_declined: u64,
     /// Resets.
     pub resets: u64,
+    /// Blocks published that another page had held already.
+    pub blocks_duplicate: u64,
+    /// Blocks published whose key had led to another block.
+    pub blocks_collided: u64,
     /// Restores cancelled before a batch carried them.
     pub restores_cancelled: u64,
 }

@@ -65,11 +65,23 @@ impl IdSet {
         if self.len == 0 {
             return None;
         }
-        let at = self
-            .levels
-            .iter()
-            .rev()
-            .fold(0, |at, level| at * 64 + level[at].trailing_zeros() as usize);
-        Some(u32::try_from(at).expect("members fit u32"))
+        let down = self.levels.iter().rev();
+        Some(down.fold(0, |at, level| at * 64 + level[at as usize].trailing_zeros()))
+    }
+
+    /// Takes out the lowest member.
+    pub(crate) fn take_first(&mut self) -> Option<u32> {
+        let first = self.first()?;
+        let mut at = first as usize / 64;
+        for level in &mut self.levels {
+            // The lowest member's bit is the lowest of its word, on each level.
+            level[at] &= level[at] - 1;
+            if level[at] != 0 {
+                break;
+            }
+            at /= 64;
+        }
+        self.len -= 1;
+        Some(first)
     }
 }

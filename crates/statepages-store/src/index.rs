@@ -24,16 +24,34 @@ use crate::key_table::KeyTable;
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
     block: usize,
-    entries: Vec<Option<Entry>>,
     tokens: Vec<u32>,
-    keys: KeyTable,
+    entries: KeyTable<Entry, CacheLine>,
 }
+
+/// What an entry, its key and its links in the table lie in, alone: giving a block up reads one line
+/// of the index.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct CacheLine;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    parent: Option<ContentKey>,
-    domain: DomainTag,
+    /// Digests as bytes, which need no alignment: with it, an entry would need a second line.
+    parent: [u8; 16],
+    domain: [u8; 16],
+    place: Place,
     trace: Trace,
+}
+
+/// Where an entry's block stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: the page has no block, and the rest of the entry means nothing.
+    Absent,
+    /// At the head of a chain: it has no parent.
+    First,
+    /// Behind its parent.
+    Later,
 }
 
 /// A block and all that its key stands for.
@@ -48,8 +66,10 @@ pub(crate) struct Block<'a> {
 /// What last became of a checkpoint under an entry's key, where it is not READY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trace {
-    /// None was ever filed.
+    /// None was ever filed, so no boundary and no record hangs on the key now.
     Never,
+    /// One was filed, and nothing has become of it yet.
+    Filed,
     /// It was filed and not stored.
     Dropped,
     /// It was READY and given up.
@@ -70,24 +90,27 @@ pub(crate) enum Publish {
     Collision { holder: PageId },
 }
 
+const _: () = assert!(KeyTable::<Entry, CacheLine>::NODE_BYTES == align_of::<CacheLine>());
+
 impl PrefixIndex {
     pub(crate) fn new(block: BlockSize, pages_max: Pages) -> Self {
         let block = block.get() as usize;
+        let blank =
+            Entry { parent: [0; 16], domain: [0; 16], place: Place::Absent, trace: Trace::Never };
         Self {
             block,
-            entries: vec![None; pages_max.index()],
             tokens: vec![0; pages_max.index() * block],
-            keys: KeyTable::new(pages_max.get()),
+            entries: KeyTable::with_values(pages_max.get(), blank),
         }
     }
 
     pub(crate) const fn len(&self) -> u32 {
-        self.keys.len()
+        self.entries.len()
     }
 
     /// Bytes held, used or not: the most it will ever take.
     pub(crate) fn bytes(&self) -> u64 {
-        (size_of_val(&*self.entries) + size_of_val(&*self.tokens)) as u64 + self.keys.bytes()
+        size_of_val(&*self.tokens) as u64 + self.entries.bytes()
     }
 
     /// The page that holds exactly this block.
@@ -98,25 +121,41 @@ impl PrefixIndex {
 
     /// The page under a key, whatever the block.
     pub(crate) fn page(&self, key: ContentKey) -> Option<PageId> {
-        self.keys.get(key.raw()).map(PageId::new)
+        self.entries.get(key.raw()).map(PageId::new)
     }
 
     /// The block of a page.
     pub(crate) fn block(&self, page: PageId) -> Option<Block<'_>> {
-        let Entry { parent, domain, .. } = self.entries[page.index()]?;
-        let key = ContentKey::from_raw(self.keys.key(page.raw()));
+        let Entry { parent, domain, place, .. } = *self.entry(page)?;
+        let parent = ContentKey::from_raw(u128::from_le_bytes(parent));
+        let parent = (place == Place::Later).then_some(parent);
+        let domain = DomainTag::from_raw(u128::from_le_bytes(domain));
+        let key = ContentKey::from_raw(self.entries.key(page.raw()));
         let tokens = &self.tokens[page.index() * self.block..][..self.block];
         Some(Block { key, parent, domain, tokens })
     }
 
     pub(crate) fn key(&self, page: PageId) -> Option<ContentKey> {
-        self.entries[page.index()].map(|_| ContentKey::from_raw(self.keys.key(page.raw())))
+        self.entry(page).map(|_| ContentKey::from_raw(self.entries.key(page.raw())))
     }
 
-    /// Makes `page` the one found for `block`.
-    pub(crate) fn publish(&mut self, page: PageId, block: &Block<'_>) -> Publish {
-        assert!(self.entries[page.index()].is_none(), "{page} has a block already");
-        let mut trace = Trace::Never;
+    /// Whether the block found under `key`, where there is one, is what `page` was published for. The
+    /// page has to have kept its content since; whether it is found itself does not matter.
+    pub(crate) fn is_block_of(&self, page: PageId, key: ContentKey) -> bool {
+        let Some(holder) = self.page(key) else { return true };
+        let stands_for = |page: PageId| {
+            let Entry { parent, domain, .. } = *self.entries.value(page.raw());
+            let tokens = &self.tokens[page.index() * self.block..][..self.block];
+            (self.entries.key(page.raw()), parent, domain, tokens)
+        };
+        holder == page || stands_for(holder) == stands_for(page)
+    }
+
+    /// Makes `page` the one found for `block`. `trace` is what is known of its key where the block
+    /// is new.
+    pub(crate) fn publish(&mut self, page: PageId, block: &Block<'_>, trace: Trace) -> Publish {
+        assert!(self.entry(page).is_none(), "{page} has a block already");
+        let mut trace = trace;
         let mut answer = Publish::New;
         if let Some(holder) = self.page(block.key) {
             if self.block(holder) != Some(*block) {
@@ -127,51 +166,72 @@ impl PrefixIndex {
             answer = Publish::Moved { from: holder };
         }
         let Block { key, parent, domain, tokens } = *block;
-        self.entries[page.index()] = Some(Entry { parent, domain, trace });
+        let place = if parent.is_some() { Place::Later } else { Place::First };
+        let parent = parent.map_or([0; 16], |parent| parent.raw().to_le_bytes());
+        let domain = domain.raw().to_le_bytes();
+        *self.entries.value_mut(page.raw()) = Entry { parent, domain, place, trace };
         self.tokens[page.index() * self.block..][..self.block].copy_from_slice(tokens);
-        self.keys.insert(key.raw(), page.raw());
+        self.entries.insert(key.raw(), page.raw());
         answer
     }
 
-    /// Forgets the block of a page, if it has one, and says which key is no longer found.
-    pub(crate) fn remove(&mut self, page: PageId) -> Option<ContentKey> {
+    /// Forgets the block of a page, if it has one, and says which key is no longer found and what
+    /// was known of it.
+    pub(crate) fn remove(&mut self, page: PageId) -> Option<(ContentKey, Trace)> {
         let key = self.key(page)?;
-        self.entries[page.index()] = None;
-        self.keys.remove(page.raw());
-        Some(key)
+        let entry = self.entries.value_mut(page.raw());
+        entry.place = Place::Absent;
+        let trace = entry.trace;
+        self.entries.remove(page.raw());
+        Some((key, trace))
     }
 
     /// A page's content has moved to a page without a block; its entry follows.
     pub(crate) fn rename(&mut self, from: PageId, to: PageId) {
-        let Some(key) = self.key(from) else { return };
-        assert!(self.entries[to.index()].is_none(), "{to} has a block already");
+        let Some(entry) = self.entry(from).copied() else { return };
+        assert!(self.entry(to).is_none(), "{to} has a block already");
         let start = from.index() * self.block;
         self.tokens.copy_within(start..start + self.block, to.index() * self.block);
-        self.entries[to.index()] = self.entries[from.index()].take();
-        self.keys.remove(from.raw());
-        self.keys.insert(key.raw(), to.raw());
+        let (key, _) = self.remove(from).expect("the page has a block");
+        *self.entries.value_mut(to.raw()) = entry;
+        self.entries.insert(key.raw(), to.raw());
     }
 
+    /// What is known of the key of a page; nothing, where it has no block.
     pub(crate) fn trace(&self, page: PageId) -> Trace {
-        self.entries[page.index()].as_ref().map_or(Trace::Never, |entry| entry.trace)
+        self.entry(page).map_or(Trace::Never, |entry| entry.trace)
     }
 
     /// Notes what became of a checkpoint under `key`, if the key is found.
     pub(crate) fn set_trace(&mut self, key: ContentKey, trace: Trace) {
+        if let Some(page) = self.page(key) {
+            self.entries.value_mut(page.raw()).trace = trace;
+        }
+    }
+
+    /// Notes that a boundary is filed under `key`, if the key is found.
+    pub(crate) fn note_filed(&mut self, key: ContentKey) {
         if let Some(page) = self.page(key)
-            && let Some(entry) = &mut self.entries[page.index()]
+            && self.trace(page) == Trace::Never
         {
-            entry.trace = trace;
+            self.entries.value_mut(page.raw()).trace = Trace::Filed;
         }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.entries.fill(None);
-        self.keys.clear();
+        for page in 0..self.entries.capacity() {
+            self.entries.value_mut(page).place = Place::Absent;
+        }
+        self.entries.clear();
     }
 
     /// Pages with a block, in the order of their ids.
     pub(crate) fn pages(&self) -> impl Iterator<Item = PageId> {
-        (0u32..).zip(&self.entries).filter_map(|(id, entry)| entry.map(|_| PageId::new(id)))
+        (0..self.entries.capacity()).map(PageId::new).filter(|&page| self.entry(page).is_some())
+    }
+
+    fn entry(&self, page: PageId) -> Option<&Entry> {
+        let entry = self.entries.value(page.raw());
+        (entry.place != Place::Absent).then_some(entry)
     }
 }

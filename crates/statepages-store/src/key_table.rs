@@ -1,6 +1,8 @@
 //! Hash table from 128-bit keys to dense indices: chained through the indices, no allocation after
 //! start, no tombstones, and nothing that iterates in hash order.
 //!
+//! A value can be kept beside each index: what is read with the key then costs no further miss.
+//!
 //! Invariants: an index is in at most one chain; a key may lead to several indices, found in the
 //! reverse order of their insertion.
 
@@ -9,31 +11,60 @@ use std::num::NonZeroU32;
 /// `index + 1`, so that absence costs no extra space.
 type Next = Option<NonZeroU32>;
 
-/// Multimap of keys over the indices `0..capacity`.
+/// Multimap of keys over the indices `0..capacity`, with a value for each index. Nodes are aligned
+/// as `A` is.
 #[derive(Debug)]
-pub(crate) struct KeyTable {
+pub struct KeyTable<V = (), A = ()> {
     heads: Vec<Next>,
-    nodes: Vec<Node>,
+    nodes: Vec<Node<V, A>>,
     len: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct Node<V, A> {
     key: u128,
+    value: V,
     next: Next,
+    /// The node before it in its chain; `None` at the head. A node leaves its chain by writes alone:
+    /// nothing waits for a neighbour to come from memory.
+    before: Next,
+    _align: [A; 0],
 }
 
 impl KeyTable {
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// An empty table for the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        Self::with_values(capacity, ())
+    }
+}
+
+#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+impl<V: Copy, A: Copy> KeyTable<V, A> {
+    /// Bytes of an index with its key, value and links.
+    pub(crate) const NODE_BYTES: usize = size_of::<Node<V, A>>();
+
+    /// An empty table, `blank` beside every index.
+    pub(crate) fn with_values(capacity: u32, blank: V) -> Self {
         let heads = (capacity as usize).next_power_of_two();
-        Self {
-            heads: vec![None; heads],
-            nodes: vec![Node { key: 0, next: None }; capacity as usize],
-            len: 0,
-        }
+        let node = Node { key: 0, value: blank, next: None, before: None, _align: [] };
+        Self { heads: vec![None; heads], nodes: vec![node; capacity as usize], len: 0 }
     }
 
-    pub(crate) const fn len(&self) -> u32 {
+    /// The value beside an index, whether or not the index is in the table.
+    pub(crate) fn value(&self, index: u32) -> &V {
+        &self.nodes[index as usize].value
+    }
+
+    pub(crate) fn value_mut(&mut self, index: u32) -> &mut V {
+        &mut self.nodes[index as usize].value
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        u32::try_from(self.nodes.len()).expect("indices fit u32")
+    }
+
+    /// Indices in the table.
+    pub const fn len(&self) -> u32 {
         self.len
     }
 
@@ -42,52 +73,54 @@ impl KeyTable {
         (size_of_val(&*self.heads) + size_of_val(&*self.nodes)) as u64
     }
 
-    pub(crate) fn insert(&mut self, key: u128, index: u32) {
+    /// Leads `key` to an index that is in no chain.
+    pub fn insert(&mut self, key: u128, index: u32) {
         let head = self.head(key);
-        self.nodes[index as usize] = Node { key, next: self.heads[head] };
-        self.heads[head] = NonZeroU32::new(index + 1);
+        let this = NonZeroU32::new(index + 1);
+        let next = std::mem::replace(&mut self.heads[head], this);
+        if let Some(next) = next {
+            self.nodes[slot(next)].before = this;
+        }
+        let node = &mut self.nodes[index as usize];
+        (node.key, node.next, node.before) = (key, next, None);
         self.len += 1;
     }
 
     /// Takes out an index that is in the table.
-    pub(crate) fn remove(&mut self, index: u32) {
-        let Node { key, next } = self.nodes[index as usize];
-        let head = self.head(key);
-        let mut at = self.heads[head].expect("the index is in its chain");
-        if at.get() == index + 1 {
-            self.heads[head] = next;
+    pub fn remove(&mut self, index: u32) {
+        let Node { key, next, before, .. } = self.nodes[index as usize];
+        if let Some(before) = before {
+            self.nodes[slot(before)].next = next;
         } else {
-            loop {
-                let node = (at.get() - 1) as usize;
-                let after = self.nodes[node].next.expect("the index is in its chain");
-                if after.get() == index + 1 {
-                    self.nodes[node].next = next;
-                    break;
-                }
-                at = after;
-            }
+            let head = self.head(key);
+            self.heads[head] = next;
         }
-        self.len -= 1;
+        if let Some(next) = next {
+            self.nodes[slot(next)].before = before;
+        }
+        self.len = self.len.checked_sub(1).expect("only an index in the table is removed");
     }
 
-    pub(crate) fn get(&self, key: u128) -> Option<u32> {
+    /// The index that `key` leads to, the latest inserted first.
+    pub fn get(&self, key: u128) -> Option<u32> {
         self.all(key).next()
     }
 
     /// Every index under `key`.
-    pub(crate) fn all(&self, key: u128) -> impl Iterator<Item = u32> {
+    pub fn all(&self, key: u128) -> impl Iterator<Item = u32> {
         let first = self.heads[self.head(key)];
-        std::iter::successors(first, |at| self.nodes[(at.get() - 1) as usize].next)
+        std::iter::successors(first, |&at| self.nodes[slot(at)].next)
+            .filter(move |&at| self.nodes[slot(at)].key == key)
             .map(|at| at.get() - 1)
-            .filter(move |&index| self.nodes[index as usize].key == key)
     }
 
     /// Key of an index that is in the table.
-    pub(crate) fn key(&self, index: u32) -> u128 {
+    pub fn key(&self, index: u32) -> u128 {
         self.nodes[index as usize].key
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Takes out everything.
+    pub fn clear(&mut self) {
         self.heads.fill(None);
         self.len = 0;
     }
@@ -99,4 +132,8 @@ impl KeyTable {
         let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed >> 32) as usize) & (self.heads.len() - 1)
     }
+}
+
+fn slot(at: NonZeroU32) -> usize {
+    (at.get() - 1) as usize
 }

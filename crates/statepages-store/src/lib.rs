@@ -68,3 +68,13 @@ pub use victim::{
     KeepPlan, Notice, PlanRequest, Purpose, ReferenceOrder, Removal, StorePurpose, Victim,
     VictimPolicy, VictimView,
 };
+
+/// The parts that [`ControlPlane`] keeps in step, for an embedding that has the interface of a block
+/// pool and a checkpoint store already and keeps the invariants between them itself. Whoever has
+/// the choice takes the control plane: it alone can hold what no part can.
+pub mod parts {
+    pub use crate::checkpoint::{CheckpointStore, Image, RecordIndex, Unindexed, Written};
+    pub use crate::key_table::KeyTable;
+    pub use crate::order::Order;
+    pub use crate::pool::{Afterlife, Claim, PagePool, RetireTop, Unshare};
+}

@@ -1,77 +1,254 @@
-//! A queue over dense indices with removal from the middle: intrusive links, no allocation.
+//! A queue over dense indices with removal from the middle: no allocation after start, every
+//! operation O(1).
 //!
-//! The links form a ring through one extra node behind the last index, so that no link is ever
-//! absent. Whether an index is linked is known by its owner's state, not here; [`Order::len`] lets
-//! an audit compare the two.
+//! Indices lie in nodes of one cache line each, in the order they were pushed, and the nodes form a
+//! ring through one extra node, so that no link is ever absent. A walk along the order therefore
+//! misses the cache once in [`LANES`] steps: were the indices linked one by one, each step would
+//! wait for the last one's miss before it knew its own.
+//!
+//! Invariants: a linked node other than the root holds an index; a lane is used once between the
+//! taking of its node and the node's end, so lanes ascend as their indices were pushed. Whether an
+//! index is queued is known by its owner's state, not here; [`Order::len`] lets an audit compare the
+//! two.
 
-/// Doubly linked ring over the indices `0..capacity`.
+/// Indices of one node: what a cache line has room for beside the node's links.
+const LANES: u32 = 12;
+
+/// Queue over the indices `0..capacity`.
 #[derive(Debug)]
-pub(crate) struct Order {
-    links: Vec<Link>,
+pub struct Order {
+    nodes: Vec<Node>,
+    /// Unlinked nodes, the latest on top.
+    spare: Vec<u32>,
+    /// Node and lane of an index, as `node * LANES + lane`; of its last place where it has left.
+    places: Vec<u32>,
     len: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+#[repr(align(64))]
+struct Node {
+    indices: [u32; LANES as usize],
     before: u32,
     after: u32,
+    /// Lanes whose index is queued.
+    queued: u16,
+    /// Lanes used since the node was taken.
+    used: u16,
 }
 
 impl Order {
-    pub(crate) fn new(capacity: u32) -> Self {
-        let root = Link { before: capacity, after: capacity };
-        Self { links: vec![root; capacity as usize + 1], len: 0 }
+    /// The most indices whose places a `u32` can name.
+    pub(crate) const CAPACITY_MAX: u32 = u32::MAX / LANES;
+
+    /// An empty queue over the indices below `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        // Most nodes at once: one for each index, where every other lane was emptied.
+        let root = capacity;
+        let node =
+            Node { indices: [0; LANES as usize], before: root, after: root, queued: 0, used: 0 };
+        assert!(capacity <= Self::CAPACITY_MAX, "places of {capacity} indices fit u32");
+        Self {
+            nodes: vec![node; capacity as usize + 1],
+            spare: (0..capacity).rev().collect(),
+            places: vec![0; capacity as usize],
+            len: 0,
+        }
     }
 
     fn root(&self) -> u32 {
-        u32::try_from(self.links.len() - 1).expect("an order's capacity fits u32")
+        u32::try_from(self.nodes.len() - 1).expect("an order's capacity fits u32")
     }
 
     /// Bytes held, used or not.
     pub(crate) const fn bytes(&self) -> u64 {
-        size_of_val(self.links.as_slice()) as u64
+        let numbers = size_of_val(self.spare.as_slice()) + size_of_val(self.places.as_slice());
+        (size_of_val(self.nodes.as_slice()) + numbers) as u64
     }
 
     pub(crate) const fn len(&self) -> u32 {
         self.len
     }
 
-    pub(crate) fn push_back(&mut self, index: u32) {
+    /// Queues an index that is not queued, at the end.
+    pub fn push_back(&mut self, index: u32) {
         let root = self.root();
-        let last = self.links[root as usize].before;
-        self.links[index as usize] = Link { before: last, after: root };
-        self.links[last as usize].after = index;
-        self.links[root as usize].before = index;
+        let mut last = self.nodes[root as usize].before;
+        if last == root || u32::from(self.nodes[last as usize].used) == LANES {
+            let taken = self.spare.pop().expect("each linked node holds another index");
+            let node = &mut self.nodes[taken as usize];
+            (node.before, node.after, node.used) = (last, root, 0);
+            self.link(taken);
+            last = taken;
+        }
+        let node = &mut self.nodes[last as usize];
+        let lane = node.used;
+        node.indices[usize::from(lane)] = index;
+        node.queued |= 1 << lane;
+        node.used += 1;
+        self.places[index as usize] = last * LANES + u32::from(lane);
         self.len += 1;
     }
 
-    /// Removes a linked index. Its own links stay as they were, for [`Self::put_back`].
-    pub(crate) fn remove(&mut self, index: u32) {
-        let Link { before, after } = self.links[index as usize];
-        self.links[before as usize].after = after;
-        self.links[after as usize].before = before;
-        self.len = self.len.checked_sub(1).expect("only a linked index is removed");
+    /// Removes a queued index. It remembers its place, for its return.
+    pub fn remove(&mut self, index: u32) {
+        let front = self.nodes[self.root() as usize].after;
+        let Node { indices, queued, .. } = &self.nodes[front as usize];
+        let first = queued.trailing_zeros();
+        // Victims leave from the front. Asking the front first lets the next removal begin before
+        // this one's place has come from memory.
+        let at_front = indices.get(first as usize) == Some(&index);
+        let (at, lane) = if at_front { (front, first) } else { self.place(index) };
+        let node = &mut self.nodes[at as usize];
+        node.queued &= !(1 << lane);
+        if node.queued == 0 {
+            let Node { before, after, .. } = *node;
+            self.nodes[before as usize].after = after;
+            self.nodes[after as usize].before = before;
+            self.spare.push(at);
+        }
+        self.len = self.len.checked_sub(1).expect("only a queued index is removed");
     }
 
     /// Undoes the latest removal that has not been undone; nothing else may have changed since.
     pub(crate) fn put_back(&mut self, index: u32) {
-        let Link { before, after } = self.links[index as usize];
-        self.links[before as usize].after = index;
-        self.links[after as usize].before = index;
+        let (at, lane) = self.place(index);
+        if self.nodes[at as usize].queued == 0 {
+            let latest = self.spare.pop();
+            assert_eq!(latest, Some(at), "removals are undone in reverse");
+            self.link(at);
+        }
+        self.nodes[at as usize].queued |= 1 << lane;
         self.len += 1;
     }
 
-    pub(crate) fn first(&self) -> Option<u32> {
-        self.after(self.root())
+    /// The index queued longest ago.
+    pub fn first(&self) -> Option<u32> {
+        self.first_of(self.nodes[self.root() as usize].after)
     }
 
-    /// The index behind a linked one.
-    pub(crate) fn after(&self, index: u32) -> Option<u32> {
-        let after = self.links[index as usize].after;
-        (after != self.root()).then_some(after)
+    /// The index behind a queued one.
+    pub fn after(&self, index: u32) -> Option<u32> {
+        let (at, lane) = self.place(index);
+        let node = &self.nodes[at as usize];
+        let behind = node.queued & (u16::MAX << lane << 1);
+        if behind == 0 {
+            self.first_of(node.after)
+        } else {
+            Some(node.indices[behind.trailing_zeros() as usize])
+        }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
-        std::iter::successors(self.first(), |&index| self.after(index))
+    /// Queued indices, the first queued ahead.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        let first = self.nodes[self.root() as usize].after;
+        Walk { order: self, at: first, left: self.nodes[first as usize].queued }
+    }
+
+    /// A queued index and all behind it. The walk asks no index for its place.
+    pub(crate) fn iter_from(&self, index: u32) -> impl Iterator<Item = u32> {
+        let (at, lane) = self.place(index);
+        Walk { order: self, at, left: self.nodes[at as usize].queued & (u16::MAX << lane) }
+    }
+
+    fn place(&self, index: u32) -> (u32, u32) {
+        let place = self.places[index as usize];
+        (place / LANES, place % LANES)
+    }
+
+    /// First index of a linked node; `None` for the root.
+    fn first_of(&self, at: u32) -> Option<u32> {
+        let node = &self.nodes[at as usize];
+        (at != self.root()).then(|| node.indices[node.queued.trailing_zeros() as usize])
+    }
+
+    /// Makes a node's neighbours name it.
+    fn link(&mut self, at: u32) {
+        let Node { before, after, .. } = self.nodes[at as usize];
+        self.nodes[before as usize].after = at;
+        self.nodes[after as usize].before = at;
+    }
+}
+
+/// Steps along an order.
+struct Walk<'a> {
+    order: &'a Order,
+    at: u32,
+    /// Lanes of the node at hand that lie ahead.
+    left: u16,
+}
+
+impl Iterator for Walk<'_> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        let mut node = &self.order.nodes[self.at as usize];
+        if self.left == 0 {
+            self.at = node.after;
+            node = &self.order.nodes[self.at as usize];
+            self.left = node.queued;
+        }
+        // The root holds nothing.
+        let lane = (self.left != 0).then(|| self.left.trailing_zeros() as usize)?;
+        self.left &= self.left - 1;
+        Some(node.indices[lane])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Order;
+
+    /// Members after `taken` leave and come back, whatever was done before.
+    fn aside_and_back(real: &mut Order, twin: &[u32], taken: u64) {
+        let taken: Vec<u32> = (0u64..)
+            .zip(twin)
+            .filter(|(at, _)| taken >> (at % 64) & 1 == 1)
+            .map(|x| *x.1)
+            .collect();
+        for &index in &taken {
+            real.remove(index);
+        }
+        let left: Vec<u32> = twin.iter().copied().filter(|index| !taken.contains(index)).collect();
+        assert_eq!(real.iter().collect::<Vec<_>>(), left);
+        for &index in taken.iter().rev() {
+            real.put_back(index);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn the_order_moves_in_lockstep_with_a_list(
+            capacity in 1..60u32,
+            acts in prop::collection::vec((0..8u8, any::<u64>()), 1..400),
+        ) {
+            let mut real = Order::new(capacity);
+            let mut twin: Vec<u32> = Vec::new();
+            for (act, which) in acts {
+                let index = (which % u64::from(capacity)) as u32;
+                match (act, twin.iter().position(|&queued| queued == index)) {
+                    (0, _) => aside_and_back(&mut real, &twin, which),
+                    (1..4, Some(at)) => {
+                        real.remove(index);
+                        twin.remove(at);
+                    }
+                    (_, Some(at)) => {
+                        prop_assert_eq!(real.after(index), twin.get(at + 1).copied());
+                        prop_assert!(real.iter_from(index).eq(twin[at..].iter().copied()));
+                    }
+                    (_, None) => {
+                        real.push_back(index);
+                        twin.push(index);
+                    }
+                }
+                prop_assert_eq!(real.iter().collect::<Vec<_>>(), twin.clone());
+                prop_assert_eq!(real.len() as usize, twin.len());
+                prop_assert_eq!(real.first(), twin.first().copied());
+            }
+        }
     }
 }

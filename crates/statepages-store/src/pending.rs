@@ -100,6 +100,11 @@ impl Pending {
         self.keys.all(image.key.raw()).find(same).map(SlotId::new)
     }
 
+    /// Keys with a pending boundary, in the order of their slots.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ContentKey> {
+        self.entries.iter().flatten().map(|entry| entry.image.key)
+    }
+
     /// Slots with a pending boundary, in the order of filing.
     pub(crate) fn slots(&self) -> impl Iterator<Item = SlotId> {
         self.order.iter().map(SlotId::new)

@@ -30,7 +30,7 @@ use crate::order::Order;
 
 /// Pages and their owners.
 #[derive(Debug)]
-pub(crate) struct PagePool {
+pub struct PagePool {
     pages: Vec<Page>,
     total: u32,
     vacant: IdSet,
@@ -51,7 +51,7 @@ enum Page {
 
 /// What a page becomes when its last share goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Afterlife {
+pub enum Afterlife {
     /// An index finds its content.
     Cached,
     /// Nothing does.
@@ -60,7 +60,7 @@ pub(crate) enum Afterlife {
 
 /// What claiming a page did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub enum Claim {
     /// Another request holds it, too.
     Shared,
     /// It was cached.
@@ -69,7 +69,7 @@ pub(crate) enum Claim {
 
 /// What giving up a share did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unshare {
+pub enum Unshare {
     /// Somebody else still holds the page.
     Shared,
     /// The page is free.
@@ -79,14 +79,19 @@ pub(crate) enum Unshare {
 /// What became of the highest page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum RetireTop {
+pub enum RetireTop {
     /// It was vacant and has left the pool.
     Retired(PageId),
     /// It was cached and has left the pool; its index entry has to go.
     Evicted(PageId),
     /// It was live; a vacant page has taken over its shares. The index follows, and whoever lists
     /// the page does.
-    Moved { from: PageId, to: PageId },
+    Moved {
+        /// The page that has left the pool.
+        from: PageId,
+        /// The page that has its shares.
+        to: PageId,
+    },
     /// It is a raw unit, held, or live with no vacant page to move to.
     Refused(PageId),
     /// There is no page.
@@ -94,7 +99,8 @@ pub(crate) enum RetireTop {
 }
 
 impl PagePool {
-    pub(crate) fn new(pages: Pages, pages_max: Pages) -> Self {
+    /// `pages` vacant pages, and room for `pages_max`.
+    pub fn new(pages: Pages, pages_max: Pages) -> Self {
         let mut vacant = IdSet::new(pages_max.get());
         for id in 0..pages.get() {
             vacant.insert(id);
@@ -110,41 +116,55 @@ impl PagePool {
         }
     }
 
-    pub(crate) const fn total(&self) -> u32 {
+    /// Pages of the pool.
+    pub const fn total(&self) -> u32 {
         self.total
     }
 
-    pub(crate) const fn vacant(&self) -> u32 {
+    /// Free pages without content.
+    pub const fn vacant(&self) -> u32 {
         self.vacant.len()
     }
 
-    pub(crate) const fn cached(&self) -> u32 {
+    /// Free pages with content.
+    pub const fn cached(&self) -> u32 {
         self.cached.len()
     }
 
-    pub(crate) const fn held(&self) -> u32 {
+    /// Pages taken and not yet given content.
+    pub const fn held(&self) -> u32 {
         self.held
     }
 
-    pub(crate) const fn live(&self) -> u32 {
+    /// Pages with shares.
+    pub const fn live(&self) -> u32 {
         self.live
     }
 
-    pub(crate) const fn raw(&self) -> u32 {
+    /// Pages that are pieces of an image.
+    pub const fn raw(&self) -> u32 {
         self.raw
     }
 
     /// Pages that can be had without asking the checkpoint store.
-    pub(crate) const fn free(&self) -> u32 {
+    pub const fn free(&self) -> u32 {
         self.vacant() + self.cached()
     }
 
-    pub(crate) fn is_cached(&self, page: PageId) -> bool {
+    /// Whether a page is free and has content.
+    pub fn is_cached(&self, page: PageId) -> bool {
         self.pages[page.index()] == Page::Cached
     }
 
-    pub(crate) fn oldest_cached(&self) -> Option<PageId> {
+    /// The cached page that was freed longest ago.
+    pub fn oldest_cached(&self) -> Option<PageId> {
         self.cached.first().map(PageId::new)
+    }
+
+    /// A cached page and those freed after it.
+    pub(crate) fn cached_from(&self, page: PageId) -> impl Iterator<Item = PageId> {
+        assert!(self.is_cached(page), "{page} is cached");
+        self.cached.iter_from(page.raw()).map(PageId::new)
     }
 
     pub(crate) fn cached_after(&self, page: PageId) -> Option<PageId> {
@@ -153,16 +173,24 @@ impl PagePool {
     }
 
     /// Takes the lowest vacant page.
-    pub(crate) fn hold_vacant(&mut self) -> Option<PageId> {
-        let id = self.vacant.first()?;
-        self.vacant.remove(id);
+    pub fn hold_vacant(&mut self) -> Option<PageId> {
+        let id = self.vacant.take_first()?;
         self.pages[id as usize] = Page::Held;
         self.held += 1;
         Some(PageId::new(id))
     }
 
+    /// Takes the given vacant page.
+    pub fn hold(&mut self, page: PageId) {
+        let state = &mut self.pages[page.index()];
+        assert_eq!(*state, Page::Vacant, "{page} is vacant");
+        *state = Page::Held;
+        self.vacant.remove(page.raw());
+        self.held += 1;
+    }
+
     /// Takes a cached page out of the order, so that a plan may count on it.
-    pub(crate) fn set_aside(&mut self, page: PageId) {
+    pub fn set_aside(&mut self, page: PageId) {
         self.leave_cached(page, Page::Held);
         self.held += 1;
     }
@@ -173,20 +201,26 @@ impl PagePool {
         self.cached.put_back(page.raw());
     }
 
+    /// Gives up the content of a page that was set aside.
+    pub(crate) fn vacate_aside(&mut self, page: PageId) {
+        self.leave_held(page, Page::Vacant);
+        self.vacant.insert(page.raw());
+    }
+
     /// Gives up the content of a cached page.
-    pub(crate) fn vacate(&mut self, page: PageId) {
+    pub fn vacate(&mut self, page: PageId) {
         self.leave_cached(page, Page::Vacant);
         self.vacant.insert(page.raw());
     }
 
     /// Gives a held page its first share.
-    pub(crate) fn share(&mut self, page: PageId) {
+    pub fn share(&mut self, page: PageId) {
         self.leave_held(page, Page::Live { shares: 1 });
         self.live += 1;
     }
 
     /// Adds a share to a page whose content is wanted.
-    pub(crate) fn claim(&mut self, page: PageId) -> Claim {
+    pub fn claim(&mut self, page: PageId) -> Claim {
         match &mut self.pages[page.index()] {
             Page::Live { shares } => {
                 *shares = shares.checked_add(1).expect("shares fit u32");
@@ -202,7 +236,7 @@ impl PagePool {
     }
 
     /// Gives up a share.
-    pub(crate) fn unshare(&mut self, page: PageId, afterlife: Afterlife) -> Unshare {
+    pub fn unshare(&mut self, page: PageId, afterlife: Afterlife) -> Unshare {
         let Page::Live { shares } = &mut self.pages[page.index()] else {
             panic!("{page} is not live: {:?}", self.pages[page.index()]);
         };
@@ -225,7 +259,7 @@ impl PagePool {
     }
 
     /// Makes a held page piece `piece` of an image.
-    pub(crate) fn make_raw(&mut self, page: PageId, owner: CheckpointId, piece: u32) {
+    pub fn make_raw(&mut self, page: PageId, owner: CheckpointId, piece: u32) {
         self.leave_held(page, Page::Raw { owner, piece });
         self.raw += 1;
     }
@@ -234,7 +268,7 @@ impl PagePool {
     ///
     /// # Panics
     /// Before anything is freed, where a unit is not its owner's piece of that number.
-    pub(crate) fn release_units(&mut self, units: &[PageId], owner: CheckpointId) {
+    pub fn release_units(&mut self, units: &[PageId], owner: CheckpointId) {
         for (piece, page) in (0u32..).zip(units) {
             let state = self.pages[page.index()];
             assert_eq!(state, Page::Raw { owner, piece }, "{page} is piece {piece} of {owner}");
@@ -247,7 +281,7 @@ impl PagePool {
     }
 
     /// Adds up to `count` pages at the top and says how many.
-    pub(crate) fn extend(&mut self, count: Pages) -> Pages {
+    pub fn extend(&mut self, count: Pages) -> Pages {
         let room = u32::try_from(self.pages.len()).expect("page ids fit u32") - self.total;
         let taken = count.get().min(room);
         for id in self.total..self.total + taken {
@@ -258,7 +292,7 @@ impl PagePool {
     }
 
     /// Takes the highest page out of the pool.
-    pub(crate) fn retire_top(&mut self) -> RetireTop {
+    pub fn retire_top(&mut self) -> RetireTop {
         let Some(top) = self.total.checked_sub(1) else { return RetireTop::Empty };
         let page = PageId::new(top);
         let answer = match self.pages[page.index()] {
@@ -297,8 +331,18 @@ impl PagePool {
         self.cached.remove(page.raw());
     }
 
+    /// Whether a page is free and has no content.
+    pub fn is_vacant(&self, page: PageId) -> bool {
+        page.raw() < self.total && self.pages[page.index()] == Page::Vacant
+    }
+
+    /// Whether a page is taken and not yet given content.
+    pub fn is_held(&self, page: PageId) -> bool {
+        self.pages[page.index()] == Page::Held
+    }
+
     /// Owner and piece number of a raw unit.
-    pub(crate) fn raw_owner(&self, page: PageId) -> Option<(CheckpointId, u32)> {
+    pub fn raw_owner(&self, page: PageId) -> Option<(CheckpointId, u32)> {
         match self.pages[page.index()] {
             Page::Raw { owner, piece } => Some((owner, piece)),
             _ => None,
@@ -306,7 +350,7 @@ impl PagePool {
     }
 
     /// Shares of a live page, zero for any other.
-    pub(crate) fn shares(&self, page: PageId) -> u32 {
+    pub fn shares(&self, page: PageId) -> u32 {
         match self.pages[page.index()] {
             Page::Live { shares } => shares,
             _ => 0,
@@ -332,7 +376,7 @@ impl PagePool {
     }
 
     /// Audits the counts against the pages in O(n).
-    pub(crate) fn check(&self) {
+    pub fn check(&self) {
         let mut counts = [0u32; 5];
         for (id, page) in (0u32..).zip(&self.pages) {
             if id >= self.total {

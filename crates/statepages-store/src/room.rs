@@ -4,6 +4,8 @@
 //! declines is overruled. Pages for an image are a plan first: only a plan that is complete is
 //! carried out, so a declined store has cost nothing.
 
+use std::hint::black_box;
+
 use statepages_page::{ContentKey, PageId, SlotId};
 
 use crate::checkpoint::{RecordIndex, Unindexed};
@@ -76,24 +78,23 @@ impl ControlPlane {
                 room = Room::Declined;
                 break;
             };
+            if let (Victim::Page(page), true) = (victim, plan.is_empty()) {
+                self.fetch_from(page, units);
+            }
             let planned = self.plan(victim);
             plan.push(planned);
+            self.set_aside(planned);
             gained += self.gain(planned);
             if gained >= units {
                 break;
             }
-            self.set_aside(planned);
         }
-        // The last victim of a complete plan was never set aside.
-        let aside = plan.len() - usize::from(room == Room::Made);
-        for &planned in plan[..aside].iter().rev() {
-            self.put_back(planned);
-        }
-        if room == Room::Made {
-            for planned in &plan {
-                self.give_up(planned.victim);
+        match room {
+            Room::Made => {
+                self.carry_out(&plan);
+                assert!(self.pool.vacant() >= units, "a complete plan makes the room it planned");
             }
-            assert!(self.pool.vacant() >= units, "a complete plan makes the room it planned");
+            Room::Declined => plan.iter().rev().for_each(|&planned| self.put_back(planned)),
         }
         plan.clear();
         self.scratch_plan = plan;
@@ -119,6 +120,9 @@ impl ControlPlane {
 
     /// The record that goes with a cached page and is free to go at once.
     fn record_under(&self, page: PageId) -> Option<RecordIndex> {
+        if self.index.trace(page) == Trace::Never {
+            return None;
+        }
         let record = self.store.lookup(self.index.key(page)?)?;
         self.store.is_unpinned_ready(record).then_some(record)
     }
@@ -161,13 +165,37 @@ impl ControlPlane {
         }
     }
 
+    /// Gives up the victims of a complete plan, in its order.
+    fn carry_out(&mut self, plan: &[Planned]) {
+        for record in plan.iter().rev().filter_map(|planned| planned.record) {
+            self.store.put_back(record);
+        }
+        for planned in plan {
+            match planned.victim {
+                Victim::Page(page) => {
+                    self.pool.vacate_aside(page);
+                    self.forget(page);
+                }
+                Victim::Checkpoint(_) => self.give_up(planned.victim),
+            }
+        }
+    }
+
+    /// Reads, for the sake of the data caches, what giving up `page` and the cached pages freed next
+    /// after it would read: the usual continuation of a plan. Read here, they are waited for
+    /// together; read by one choice after the other, nearly one by one.
+    fn fetch_from(&self, page: PageId, count: u32) {
+        for page in self.pool.cached_from(page).take(count as usize) {
+            black_box((self.pool.is_cached(page), self.index.trace(page)));
+        }
+    }
+
     /// Gives up an eligible victim.
     pub(crate) fn give_up(&mut self, victim: Victim) {
         match victim {
             Victim::Page(page) => {
                 self.pool.vacate(page);
-                self.policy.notice(&Notice::Uncached { page });
-                self.unindex(page);
+                self.forget(page);
             }
             Victim::Checkpoint(checkpoint) => {
                 let record = self.store.index_of(checkpoint);
@@ -180,11 +208,19 @@ impl ControlPlane {
         }
     }
 
+    /// A page that was cached has no content any more.
+    fn forget(&mut self, page: PageId) {
+        self.policy.notice(&Notice::Uncached { page });
+        self.unindex(page);
+    }
+
     /// Takes a page's block out of the index, and with its key all that hangs on it.
     pub(crate) fn unindex(&mut self, page: PageId) {
-        if let Some(key) = self.index.remove(page) {
+        if let Some((key, trace)) = self.index.remove(page) {
             self.events.removed(key);
-            self.lose_key(key);
+            if trace != Trace::Never {
+                self.lose_key(key);
+            }
             self.policy.notice(&Notice::Lost { page });
         }
     }

@@ -90,10 +90,20 @@ pub(crate) struct RawConfig {
     quantization_config: Option<RawQuantisation>,
 }
 
+/// The shape of the model that a published `config.json` describes.
+pub fn read_config(path: &Path) -> Result<ModelConfig, OpenError> {
+    Ok(read(path)?.0)
+}
+
 pub(crate) fn read(path: &Path) -> Result<(ModelConfig, Quantised), OpenError> {
     let text = std::fs::read_to_string(path).map_err(OpenError::file(path))?;
-    let raw: RawConfig = serde_json::from_str(&text)
-        .map_err(|source| OpenError::Json { path: path.into(), source })?;
+    parse(path, &text)
+}
+
+/// What the text of `path` says.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<(ModelConfig, Quantised), OpenError> {
+    let raw =
+        RawConfig::parse(text).map_err(|source| OpenError::Json { path: path.into(), source })?;
     let quantised = raw.check()?;
     let config = raw.model();
     config.validate().map_err(OpenError::Config)?;
@@ -108,6 +118,14 @@ fn must(field: &'static str, expected: &str, got: &str) -> Result<(), OpenError>
 }
 
 impl RawConfig {
+    fn parse(text: &str) -> Result<Self, serde_json::Error> {
+        // The parser would take a list for the fields in their order.
+        if !text.trim_start().starts_with('{') {
+            return Err(serde::de::Error::custom("expected a JSON object"));
+        }
+        serde_json::from_str(text)
+    }
+
     /// Refuses what the forward lacks.
     fn check(&self) -> Result<Quantised, OpenError> {
         must("model_type", "deepseek_v4", &self.model_type)?;
@@ -249,6 +267,114 @@ impl RawConfig {
                 weight_block_size: vec![128, 128],
                 scale_fmt: "ue8m0".into(),
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What the public file of V4-Pro says, fields that decide nothing here included.
+    fn v4_pro() -> Value {
+        let mut config: Value = serde_json::from_str(
+            r#"{
+                "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": false,
+                "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 1,
+                "compress_rope_theta": 160000, "expert_dtype": "fp4", "hc_eps": 1e-6, "hc_mult": 4,
+                "hc_sinkhorn_iters": 20, "head_dim": 512, "hidden_act": "silu",
+                "hidden_size": 7168, "index_head_dim": 128, "index_n_heads": 64,
+                "index_topk": 1024, "max_position_embeddings": 1048576,
+                "model_type": "deepseek_v4", "moe_intermediate_size": 3072,
+                "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": true,
+                "num_attention_heads": 128, "num_experts_per_tok": 6, "num_hash_layers": 3,
+                "num_hidden_layers": 61, "num_key_value_heads": 1, "num_nextn_predict_layers": 1,
+                "o_groups": 16, "o_lora_rank": 1024, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+                "quantization_config": {
+                    "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                    "scale_fmt": "ue8m0", "weight_block_size": [128, 128]
+                },
+                "rms_norm_eps": 1e-6,
+                "rope_scaling": {
+                    "beta_fast": 32, "beta_slow": 1, "factor": 16,
+                    "original_max_position_embeddings": 65536, "type": "yarn"
+                },
+                "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sqrtsoftplus",
+                "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": false,
+                "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "vocab_size": 129280
+            }"#,
+        )
+        .expect("sound JSON");
+        config["compress_ratios"] = json!(CacheConfig::v4_pro().compress_ratios);
+        config
+    }
+
+    fn parsed(text: &str) -> Result<ModelConfig, OpenError> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("config.json");
+        std::fs::write(&path, text).expect("a writable file");
+        read_config(&path)
+    }
+
+    fn with(changes: &Value) -> Result<ModelConfig, OpenError> {
+        let mut config = v4_pro();
+        let changes = changes.as_object().expect("fields").clone();
+        config.as_object_mut().expect("fields").extend(changes);
+        parsed(&config.to_string())
+    }
+
+    #[test]
+    fn a_published_config_gives_the_preset() {
+        assert_eq!(with(&json!({})).unwrap().cache, CacheConfig::v4_pro());
+        let dspark = with(&json!({
+            "num_hidden_layers": 43, "dspark_block_size": 5,
+            "compress_ratios": CacheConfig::v4_flash_dspark().compress_ratios,
+        }));
+        assert_eq!(dspark.unwrap().cache, CacheConfig::v4_flash_dspark());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let refused = |got: Result<ModelConfig, OpenError>, parts: &[&str]| {
+            let text = got.unwrap_err().to_string();
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        };
+        refused(parsed(r#"{"model_type": "deepseek_v4"}"#), &["config.json", "vocab_size"]);
+        refused(parsed(r#"["deepseek_v4", 4, 1]"#), &["config.json", "object"]);
+        refused(with(&json!({ "model_type": "llama" })), &["model_type", "deepseek_v4", "llama"]);
+        refused(with(&json!({ "num_hidden_layers": -1 })), &["-1"]);
+        // The published form has one draft layer, with a window alone.
+        let mut ratios = CacheConfig::v4_pro().compress_ratios;
+        ratios.push(0);
+        refused(
+            with(&json!({ "num_nextn_predict_layers": 2, "compress_ratios": ratios })),
+            &["num_nextn_predict_layers: expected 0 to 1, got 2"],
+        );
+        ratios.pop();
+        *ratios.last_mut().expect("layers") = 4;
+        refused(
+            with(&json!({ "compress_ratios": ratios })),
+            &["compress_ratios of the draft layer: expected 0 to 0, got 4"],
+        );
+    }
+
+    proptest! {
+        /// A config with any run of it replaced by any text: a config, or a refusal.
+        #[test]
+        fn fuzz_any_config_is_read_or_refused(
+            from in 0..2000usize,
+            len in 0..12usize,
+            put in prop_oneof!["[0-9.,:\\[\\]{}\"a-z_-]{0,8}", ".{0,6}"],
+        ) {
+            let mut text = v4_pro().to_string();
+            let end = (from + len).min(text.len());
+            text.replace_range(from.min(end)..end, &put);
+            if let Ok(raw) = RawConfig::parse(&text) && raw.check().is_ok() {
+                let _valid_or_refused = raw.model().validate();
+            }
         }
     }
 }

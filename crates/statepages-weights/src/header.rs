@@ -7,8 +7,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -38,6 +36,7 @@ pub(crate) struct Entry {
     pub(crate) shape: Vec<usize>,
     /// First byte in the file.
     pub(crate) offset: u64,
+    /// Bytes, all of them inside the file.
     pub(crate) bytes: u64,
 }
 
@@ -87,8 +86,8 @@ impl Dtype {
     }
 }
 
-/// The tensors of a file, by name.
-pub(crate) fn read(path: &Path, file: &File) -> Result<BTreeMap<String, Entry>, OpenError> {
+/// The tensors of a file of these bytes, by name.
+pub(crate) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, OpenError> {
     let shard = |tensor: Option<&str>, what, expected: String, got: String| OpenError::Shard {
         path: path.into(),
         tensor: tensor.map(str::to_owned),
@@ -96,23 +95,20 @@ pub(crate) fn read(path: &Path, file: &File) -> Result<BTreeMap<String, Entry>, 
         expected,
         got,
     };
-    let size = file.metadata().map_err(OpenError::file(path))?.len();
-    let mut length = [0; 8];
-    if size < 8 {
+    let size = file.len() as u64;
+    let Some((length, rest)) = file.split_first_chunk() else {
         return Err(shard(None, "bytes of the file", "at least 8".into(), size.to_string()));
-    }
-    file.read_exact_at(&mut length, 0).map_err(OpenError::file(path))?;
-    let length = u64::from_le_bytes(length);
+    };
+    let length = u64::from_le_bytes(*length);
     let max = HEADER_MAX.min(size - 8);
     if length > max {
         let got = length.to_string();
         return Err(shard(None, "bytes of the header", format!("at most {max}"), got));
     }
-    let mut json = vec![0; length as usize];
-    file.read_exact_at(&mut json, 8).map_err(OpenError::file(path))?;
+    let json = &rest[..length as usize];
     let bad_json = |source| OpenError::Json { path: path.into(), source };
     let raw: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(&json).map_err(bad_json)?;
+        serde_json::from_slice(json).map_err(bad_json)?;
     let (data, mut entries, mut ranges) = (8 + length, BTreeMap::new(), Vec::new());
     for (name, value) in raw.into_iter().filter(|(name, _)| name != "__metadata__") {
         let raw: RawEntry = serde_json::from_value(value).map_err(|error| {

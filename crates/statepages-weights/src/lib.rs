@@ -9,17 +9,20 @@
 //! | ids | `I64`, `I32` | none |
 //!
 //! [`Published::open`] checks names, dtypes and byte ranges of all files and the room that the model
-//! takes before any tensor is read; tensors are then read one at a time, with positioned reads, as
-//! the model asks for them. [`write_published`] is the other direction.
+//! takes before any tensor is read; files are mapped, and tensors are read from the map one at a time,
+//! as the model asks for them. [`Published::embedded`] does the same for a model that is part of the
+//! program. [`write_published`] is the other direction.
 
 mod config;
 mod error;
 mod form;
 mod header;
 mod memory;
+mod shard;
 mod source;
 mod write;
 
+pub use config::read_config;
 pub use error::OpenError;
 pub use form::{RoundedTensors, WeightForm};
 pub use memory::available_memory;

@@ -1,8 +1,6 @@
-//! A directory of weights, opened and checked; tensors are read as they are asked for.
+//! A directory of weights, mapped and checked; tensors are read as they are asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -13,18 +11,20 @@ use crate::config::{self, Quantised};
 use crate::error::OpenError;
 use crate::form::{FP4_GROUP, FP8_BLOCK};
 use crate::header::{self, Dtype, Entry};
+use crate::shard::Shard;
 
 /// Names the single file of a directory without an index.
 const SINGLE: &str = "model.safetensors";
 /// Names the index of a directory of several files.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A model in its published form, with its files open and its headers checked.
+/// A model in its published form, with its files mapped and its headers checked. Nobody may change
+/// the files while this lives; a file that is cut short ends the process.
 #[derive(Debug)]
 pub struct Published {
     config: ModelConfig,
     quantised: Quantised,
-    files: Vec<File>,
+    files: Vec<Shard>,
     tensors: BTreeMap<String, (usize, Entry)>,
 }
 
@@ -55,7 +55,7 @@ impl Published {
         let mut held: BTreeMap<String, String> = BTreeMap::new();
         for name in names {
             let path = shard_path(directory, &name)?;
-            let file = File::open(&path).map_err(OpenError::file(&path))?;
+            let file = Shard::map(&path).map_err(OpenError::file(&path))?;
             for (tensor, entry) in header::read(&path, &file)? {
                 held.insert(tensor.clone(), name.clone());
                 open.tensors.insert(tensor, (open.files.len(), entry));
@@ -77,6 +77,16 @@ impl Published {
         }
     }
 
+    /// A model that is part of the program: the text of its `config.json` and its one safetensors
+    /// file. Checked like a directory; errors name the files as they would be named there.
+    pub fn embedded(config: &str, tensors: &'static [u8]) -> Result<Self, OpenError> {
+        let (config, quantised) = config::parse(Path::new("config.json"), config)?;
+        let file = Shard::Embedded(tensors);
+        let entries = header::read(Path::new(SINGLE), &file)?.into_iter();
+        let tensors = entries.map(|(name, entry)| (name, (0, entry))).collect();
+        Ok(Self { config, quantised, files: vec![file], tensors })
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -91,7 +101,8 @@ impl Published {
             let floats = matches!(entry.dtype, Dtype::Bf16) && plain;
             if floats { 2 * entry.bytes } else { entry.bytes }
         };
-        // One tensor at a time exists twice: as it was read, and as it is packed.
+        // One tensor at a time exists twice: as it was copied, and as it is packed. What is mapped
+        // takes no memory that others could not have.
         let largest = self.tensors.values().map(|(_, entry)| entry.bytes).max().unwrap_or(0);
         self.tensors.iter().map(one).sum::<u64>() + 4 * largest
     }
@@ -144,14 +155,9 @@ impl Reading<'_> {
         self.entry(name).ok_or_else(|| WeightError::Missing { name: name.into() })
     }
 
-    fn bytes(&self, name: &str, (file, entry): &(usize, Entry)) -> Result<Vec<u8>, WeightError> {
-        let mut bytes = vec![0; entry.bytes as usize];
-        match self.published.files[*file].read_exact_at(&mut bytes, entry.offset) {
-            Ok(()) => Ok(bytes),
-            Err(error) => {
-                Err(WeightError::Unreadable { name: name.into(), message: error.to_string() })
-            }
-        }
+    /// A tensor's bytes, in place.
+    fn bytes(&self, (file, entry): &(usize, Entry)) -> &[u8] {
+        &self.published.files[*file][entry.offset as usize..][..entry.bytes as usize]
     }
 
     /// The scales of a tensor of codes.
@@ -161,7 +167,7 @@ impl Reading<'_> {
         let at = self.expect(&name)?;
         must_be(&name, &at.1, Dtype::E8m0)?;
         must_have(&name, &at.1, shape)?;
-        self.bytes(&name, &at)
+        Ok(self.bytes(&at).to_vec())
     }
 
     fn plain(&mut self, name: &str, shape: &[usize]) -> Result<MatrixData, WeightError> {
@@ -170,7 +176,7 @@ impl Reading<'_> {
             return Err(format_error(name, PLAIN, at.1.dtype));
         }
         must_have(name, &at.1, shape)?;
-        let bytes = self.bytes(name, &at)?;
+        let bytes = self.bytes(&at);
         if at.1.dtype == Dtype::F32 {
             let words = bytes.as_chunks().0.iter();
             return Ok(MatrixData::F32(words.map(|word| f32::from_le_bytes(*word)).collect()));
@@ -221,13 +227,13 @@ impl TensorSource for Reading<'_> {
                     return Err(WeightError::Format { name: name.into(), expected, got });
                 }
                 must_have(name, &entry.1, &[n, k / 2])?;
-                let codes = self.bytes(name, &entry)?;
+                let codes = self.bytes(&entry).to_vec();
                 Ok(MatrixData::Fp4 { codes, scales: self.scales(name, &[n, k / FP4_GROUP])? })
             }
             got if fp4 => Err(format_error(name, Dtype::Fp4.name(), got)),
             Dtype::Fp8 if fp8 => {
                 must_have(name, &entry.1, &[n, k])?;
-                let codes = self.bytes(name, &entry)?;
+                let codes = self.bytes(&entry).to_vec();
                 let blocks = [n.div_ceil(FP8_BLOCK), k.div_ceil(FP8_BLOCK)];
                 Ok(MatrixData::Fp8 { codes, scales: self.scales(name, &blocks)? })
             }
@@ -241,7 +247,7 @@ impl TensorSource for Reading<'_> {
     fn ids(&mut self, name: &str, shape: &[usize], below: u32) -> Result<Vec<u32>, WeightError> {
         let at = self.expect(name)?;
         must_have(name, &at.1, shape)?;
-        let bytes = self.bytes(name, &at)?;
+        let bytes = self.bytes(&at);
         let ids: Vec<i64> = match at.1.dtype {
             Dtype::I64 => bytes.as_chunks().0.iter().map(|id| i64::from_le_bytes(*id)).collect(),
             Dtype::I32 => {

@@ -52,6 +52,27 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
+fn a_model_that_is_part_of_the_program_is_checked_and_read_like_a_directory() {
+    let directory = written(WeightForm::Published, 1);
+    let config = std::fs::read_to_string(directory.path().join("config.json")).expect("a file");
+    let file = std::fs::read(directory.path().join("model.safetensors")).expect("a file");
+    let bytes: &'static [u8] = Box::leak(file.into_boxed_slice());
+    let open = |bytes| Published::embedded(&config, bytes);
+    let want = Published::open(directory.path(), None).expect("sound files");
+    let got = open(bytes).expect("sound bytes");
+    assert_eq!((got.config(), got.memory()), (want.config(), want.memory()));
+    let case = small();
+    let [want, got] =
+        [want, got].map(|model| logits(model.load().expect("sound tensors"), &case.ids()));
+    assert!(got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()));
+    for (bytes, part) in [(&bytes[..bytes.len() - 1], "data_offsets"), (&bytes[..4], "at least 8")]
+    {
+        let error = open(bytes).expect_err("torn").to_string();
+        assert!(error.contains("model.safetensors") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_before_it_is_read() {
     let directory = written(WeightForm::Published, 1);
     let needed = Published::open(directory.path(), None).expect("sound files").memory();

@@ -58,6 +58,8 @@ pub(crate) enum Image {
 pub(crate) enum Fault {
     /// Restores are not carried out: the slot is as its previous owner left it
     SkipRestore,
+    /// Restores bring the state of 256 tokens earlier; every boundary is then kept
+    WrongBoundary,
 }
 
 /// Most slots and threads that are taken for meant: far above any machine, far below what only exhausts one.
@@ -93,12 +95,12 @@ pub(crate) struct EngineArgs {
     /// Row format of the indexer; without it, that of KV
     #[arg(long, value_enum)]
     pub(crate) indexer: Option<Indexer>,
-    /// Directory of a model in the published form, instead of the built-in one
+    /// Directory of a model in the published form, instead of the built-in dsv4-mini
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Seed of the built-in model's weights
-    #[arg(long, default_value_t = 20_260)]
-    pub(crate) weights_seed: u64,
+    /// Run on random weights of this seed instead: byte tokens, and noise for answers
+    #[arg(long, value_name = "SEED", conflicts_with = "model")]
+    pub(crate) weights_seed: Option<u64>,
 }
 
 /// Flags of `demo`.
@@ -124,7 +126,7 @@ pub(crate) struct DemoArgs {
         value_parser = value_parser!(u32).range(1..)
     )]
     pub(crate) max_tokens: u32,
-    /// Cut the prompts from this text file instead of the project's documents
+    /// Cut the prompts from this text file instead of asking the model's own questions
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub(crate) prompts: Option<PathBuf>,
     /// Write prompt and output ids of each request, one JSON object a line
@@ -136,7 +138,7 @@ pub(crate) struct DemoArgs {
     /// Write Prometheus text to FILE and one JSON object per request to FILE.jsonl
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_out: Option<PathBuf>,
-    /// Put a fault in; the demo then succeeds where its comparison sees it
+    /// Put a fault in; the demo then succeeds if its comparison sees it
     #[arg(long, value_enum, conflicts_with = "replay")]
     pub(crate) fault: Option<Fault>,
     /// Print one JSON object instead of tables
@@ -339,6 +341,9 @@ pub(crate) struct BenchCopyArgs {
     /// Where the units of an image lie in the pool
     #[arg(long, value_enum, default_value = "anywhere")]
     pub(crate) units: Units,
+    /// How a GPU is told of a batch
+    #[arg(long, value_enum, default_value = "arguments")]
+    pub(crate) passing: BenchPassing,
     /// Threads of a block, vectors a thread and resident blocks of a GPU's kernels, such as 256,2,8
     #[arg(long, value_name = "T,V,R")]
     pub(crate) shape: Option<Shape>,
@@ -351,6 +356,17 @@ pub(crate) struct BenchCopyArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How a benchmark's batches reach a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchPassing {
+    /// With the kernels' arguments where they fit, else by upload
+    Arguments,
+    /// By upload
+    Upload,
+    /// By replay of a graph that was captured for as many images
+    Graph,
 }
 
 /// Where the units of a benchmark's images lie.
@@ -419,6 +435,15 @@ impl Kv {
             Self::Fp8 => Indexer::Fp8,
             Self::Bf16 => Indexer::Bf16,
             Self::F32 => Indexer::F32,
+        }
+    }
+}
+
+impl Fault {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::SkipRestore => "skip-restore",
+            Self::WrongBoundary => "wrong-boundary",
         }
     }
 }

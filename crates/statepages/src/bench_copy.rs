@@ -314,6 +314,7 @@ fn print(args: &BenchCopyArgs, layout: &StateLayout, device: &str, rows: &[Row])
             "image": layout.image.rule.name(),
             "direction": direction,
             "units": format!("{:?}", args.units),
+            "passing": format!("{:?}", args.passing).to_lowercase(),
             "rounds": args.rounds,
             "image_bytes": layout.image.image_bytes().get(),
             "slot_bytes": layout.slot.slot_bytes().get(),

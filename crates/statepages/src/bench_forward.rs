@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use statepages_copy::HostArena;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::{
-    Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SeededTensors, SequenceChunk,
+    Isa, Logits, LogitsWanted, Model, ModelConfig, Phase, RunOptions, SeededTensors, SequenceChunk,
     Weights, forward_flops,
 };
 use statepages_page::{ImageRule, PageId, Pages, SlotId};
@@ -81,9 +81,38 @@ struct Row {
     product_rate: f64,
     prefill_seconds: f64,
     /// Seconds of the prefill by phase.
-    phases: BTreeMap<&'static str, f64>,
-    /// Requests of a batch, and seconds of a step.
-    decode: Vec<(u32, f64)>,
+    phases: Phases,
+    decode: Vec<Decode>,
+}
+
+/// Decode steps of one batch.
+struct Decode {
+    batch: u32,
+    /// Seconds of a step.
+    seconds: f64,
+    /// Seconds of a step by phase.
+    phases: Phases,
+}
+
+/// Seconds by the name of a phase.
+type Phases = BTreeMap<&'static str, f64>;
+
+/// Adds up the time between the ends of phases.
+struct PhaseClock {
+    last: Instant,
+    phases: Phases,
+}
+
+impl PhaseClock {
+    fn start() -> Self {
+        Self { last: Instant::now(), phases: Phases::new() }
+    }
+
+    fn ended(&mut self, phase: Phase) {
+        let now = Instant::now();
+        *self.phases.entry(phase.name()).or_insert(0.0) += (now - self.last).as_secs_f64();
+        self.last = now;
+    }
 }
 
 pub(crate) fn run(args: &BenchForwardArgs) -> Result<()> {
@@ -167,11 +196,12 @@ impl Bench {
         let (prefill_seconds, phases) = self.prefill(args.chunk)?;
         let mut decode = Vec::new();
         for &batch in &args.batches {
-            let mut best = f64::INFINITY;
-            for _ in 0..DECODE_ROUNDS {
-                best = best.min(self.decode(batch)?);
+            let mut best = self.decode(batch)?;
+            for _ in 1..DECODE_ROUNDS {
+                let next = self.decode(batch)?;
+                best = if next.seconds < best.seconds { next } else { best };
             }
-            decode.push((batch, best));
+            decode.push(best);
         }
         let options = self.geometry.options();
         Ok(Row {
@@ -195,12 +225,11 @@ impl Bench {
         flops as f64 / clock.elapsed().as_secs_f64()
     }
 
-    fn prefill(&mut self, chunk: usize) -> Result<(f64, BTreeMap<&'static str, f64>)> {
+    fn prefill(&mut self, chunk: usize) -> Result<(f64, Phases)> {
         let ids: Vec<u32> = (0..self.tokens).map(|i| i.wrapping_mul(2_654_435_761) >> 24).collect();
         let pages: Vec<PageId> = (0..self.blocks).map(PageId::new).collect();
-        let (mut logits, mut phases) = (Logits::new(), BTreeMap::new());
-        let clock = Instant::now();
-        let mut last = Instant::now();
+        let (mut logits, clock) = (Logits::new(), Instant::now());
+        let mut phases = PhaseClock::start();
         for (i, part) in ids.chunks(chunk).enumerate() {
             let batch = [SequenceChunk {
                 slot: SlotId::new(0),
@@ -210,18 +239,14 @@ impl Bench {
                 before: None,
                 logits: LogitsWanted::Last,
             }];
-            let mut ended = |phase: statepages_model::Phase| {
-                let now = Instant::now();
-                *phases.entry(phase.name()).or_insert(0.0) += (now - last).as_secs_f64();
-                last = now;
-            };
+            let mut ended = |phase| phases.ended(phase);
             self.model.forward_phases(&mut ended, &mut self.arena, &batch, &mut logits)?;
         }
-        Ok((clock.elapsed().as_secs_f64(), phases))
+        Ok((clock.elapsed().as_secs_f64(), phases.phases))
     }
 
-    /// Seconds of a step of `batch` requests behind the prompt.
-    fn decode(&mut self, batch: u32) -> Result<f64> {
+    /// Steps of `batch` requests behind the prompt.
+    fn decode(&mut self, batch: u32) -> Result<Decode> {
         for slot in 1..batch {
             self.arena.move_slot(SlotId::new(0), SlotId::new(slot));
         }
@@ -231,6 +256,7 @@ impl Bench {
             table[self.blocks as usize - 1] = PageId::new(self.blocks + slot);
         }
         let (mut logits, clock) = (Logits::new(), Instant::now());
+        let mut phases = PhaseClock::start();
         for step in 0..DECODE_STEPS {
             let pieces: Vec<SequenceChunk<'_>> = (0..batch)
                 .map(|slot| SequenceChunk {
@@ -242,9 +268,15 @@ impl Bench {
                     logits: LogitsWanted::Last,
                 })
                 .collect();
-            self.model.forward(&mut self.arena, &pieces, &mut logits)?;
+            let mut ended = |phase| phases.ended(phase);
+            self.model.forward_phases(&mut ended, &mut self.arena, &pieces, &mut logits)?;
         }
-        Ok(clock.elapsed().as_secs_f64() / f64::from(DECODE_STEPS))
+        let seconds = clock.elapsed().as_secs_f64() / f64::from(DECODE_STEPS);
+        let mut phases = phases.phases;
+        for seconds in phases.values_mut() {
+            *seconds /= f64::from(DECODE_STEPS);
+        }
+        Ok(Decode { batch, seconds, phases })
     }
 }
 
@@ -259,9 +291,9 @@ impl Row {
         flops / self.prefill_seconds / self.product_rate
     }
 
-    fn decode_share(&self, batch: u32, seconds: f64) -> f64 {
-        let flops = forward_flops(&ModelConfig::demo(), self.tokens, 1) * u64::from(batch);
-        flops as f64 / seconds / self.product_rate
+    fn decode_share(&self, decode: &Decode) -> f64 {
+        let flops = forward_flops(&ModelConfig::demo(), self.tokens, 1) * u64::from(decode.batch);
+        flops as f64 / decode.seconds / self.product_rate
     }
 }
 
@@ -273,16 +305,20 @@ fn weights_name(weights: WeightFormat) -> &'static str {
     }
 }
 
+/// Each phase's share of the whole.
+fn shares(phases: &Phases, seconds: f64) -> Phases {
+    phases.iter().map(|(name, phase)| (*name, phase / seconds)).collect()
+}
+
 fn to_json(row: &Row) -> Value {
-    let decode = |&(batch, seconds): &(u32, f64)| {
+    let decode = |decode: &Decode| {
         json!({
-            "batch": batch,
-            "tokens_per_s": f64::from(batch) / seconds,
-            "share_of_matrix_rate": row.decode_share(batch, seconds),
+            "batch": decode.batch,
+            "tokens_per_s": f64::from(decode.batch) / decode.seconds,
+            "share_of_matrix_rate": row.decode_share(decode),
+            "phase_shares": shares(&decode.phases, decode.seconds),
         })
     };
-    let shares: BTreeMap<_, _> =
-        row.phases.iter().map(|(name, seconds)| (*name, seconds / row.prefill_seconds)).collect();
     json!({
         "weights": weights_name(row.weights),
         "kv": row.kv.name(),
@@ -291,7 +327,7 @@ fn to_json(row: &Row) -> Value {
         "matrix_gflops": row.product_rate / 1e9,
         "prefill_tokens_per_s": row.prefill_rate(),
         "prefill_share_of_matrix_rate": row.prefill_share(),
-        "prefill_phase_shares": shares,
+        "prefill_phase_shares": shares(&row.phases, row.prefill_seconds),
         "decode": row.decode.iter().map(decode).collect::<Vec<_>>(),
     })
 }
@@ -322,12 +358,11 @@ fn to_table(rows: &[Row]) -> String {
         let decode: Vec<String> = row
             .decode
             .iter()
-            .map(|&(batch, seconds)| format!("{batch}: {:.0}", f64::from(batch) / seconds))
+            .map(|d| format!("{}: {:.0}", d.batch, f64::from(d.batch) / d.seconds))
             .collect();
-        let share = |(name, seconds): (&&str, &f64)| {
-            format!("{name} {:.0} %", 100.0 * seconds / row.prefill_seconds)
-        };
-        let phases: Vec<String> = row.phases.iter().map(share).collect();
+        let share = |(name, share): (&'static str, f64)| format!("{name} {:.0} %", 100.0 * share);
+        let phases: Vec<String> =
+            shares(&row.phases, row.prefill_seconds).into_iter().map(share).collect();
         table.add_row([
             weights_name(row.weights).to_owned(),
             format!("{}/{}", row.kv.name(), row.indexer.name()),

@@ -6,14 +6,15 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use statepages_copy::{CopyBackend, CopyState};
+use statepages_copy::{CopyBackend, CopyState, CopyTicket};
 use statepages_cuda::{
-    Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, Event,
-    KERNEL_SOURCE, KernelShape, Libraries, Probe, StagingLimits, Vendor,
+    Allocation, Buffer, Checks, CopyGraph, Device, DeviceBackend, DeviceMemory, DeviceOptions,
+    Event, GraphShape, KERNEL_SOURCE, KernelShape, Libraries, Passing, Probe, Replay,
+    StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, StateLayout};
 
-use crate::args::{BenchCopyArgs, BenchDevice};
+use crate::args::{BenchCopyArgs, BenchDevice, BenchPassing};
 use crate::bench_copy::{Arms, Sizes, Timed};
 
 /// Steps of the kernel that keeps the device busy: some 100 us on an H200, longer than enqueuing
@@ -22,6 +23,9 @@ const HOLD_ROUNDS: u64 = 4_000;
 
 pub(crate) struct GpuArms {
     device: Device,
+    passing: BenchPassing,
+    /// The last graph, and the images that it was captured for.
+    graph: Option<(u32, CopyGraph)>,
     backend: DeviceBackend,
     memory: DeviceMemory,
     source: Allocation,
@@ -53,6 +57,10 @@ impl GpuArms {
             shape,
             checks: Checks::Host,
             staging: StagingLimits { batches: 4, images: sizes.images_max },
+            passing: match args.passing {
+                BenchPassing::Arguments => Passing::Arguments,
+                BenchPassing::Upload | BenchPassing::Graph => Passing::Upload,
+            },
             cache: cache_folder(),
             source,
         };
@@ -64,10 +72,33 @@ impl GpuArms {
             scratch: device.allocate(Bytes::new(16))?,
             before: device.timer()?,
             after: device.timer()?,
+            passing: args.passing,
+            graph: None,
             backend,
             memory,
             device,
         })
+    }
+
+    fn enqueue(&mut self, ops: &MaintenanceOps) -> Result<CopyTicket> {
+        let Some((_, graph)) = &mut self.graph else {
+            return Ok(self.backend.submit(&mut self.memory, ops)?);
+        };
+        match self.backend.replay(graph, &mut self.memory, ops)? {
+            Replay::Launched(ticket) => Ok(ticket),
+            refused @ (Replay::Busy | Replay::TooLarge) => bail!("replay of a graph: {refused:?}"),
+        }
+    }
+
+    /// Captures a graph for batches of as many images, if that is how batches are passed.
+    fn capture(&mut self, ops: &MaintenanceOps) -> Result<()> {
+        let images = (ops.stores.len() + ops.restores.len()) as u32;
+        let captured = self.graph.as_ref().is_some_and(|&(of, _)| of == images);
+        if self.passing == BenchPassing::Graph && !captured {
+            let shape = GraphShape { launches: 1, relocations: 0, images };
+            self.graph = Some((images, self.backend.capture(shape)?));
+        }
+        Ok(())
     }
 
     fn hold(&self) -> Result<()> {
@@ -90,10 +121,11 @@ impl Arms for GpuArms {
     }
 
     fn batch(&mut self, ops: &MaintenanceOps) -> Result<Timed> {
+        self.capture(ops)?;
         self.hold()?;
         self.before.record(self.backend.stream())?;
         let started = Instant::now();
-        let ticket = self.backend.submit(&mut self.memory, ops)?;
+        let ticket = self.enqueue(ops)?;
         let enqueue_us = started.elapsed().as_secs_f64() * 1e6;
         self.after.record(self.backend.stream())?;
         self.backend.stream().synchronize()?;

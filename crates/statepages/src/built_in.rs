@@ -1,17 +1,14 @@
-//! The command's engine: built-in or published weights, host memory, and the fault that the demo can put in.
+//! The command's engine: dsv4-mini, published or random weights, and host memory.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result, anyhow, bail};
-use statepages_engine::{
-    CpuRunner, Engine, EngineParts, RawLimits, RemoteState, RunError, Runner, StartupFacts,
-    StepBatch, StepResult,
-};
+use anyhow::{Context, Result, anyhow};
+use statepages_engine::{CpuRunner, Engine, EngineParts, RawLimits, StartupFacts};
 use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
-use statepages_page::{BlockSize, PageId, Pages, SlotId};
+use statepages_page::{BlockSize, Pages};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
     ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
@@ -19,7 +16,7 @@ use statepages_store::{
 use statepages_weights::{Published, available_memory};
 
 use crate::args::{EngineArgs, Fault};
-use crate::tokens;
+use crate::fault::FaultyRunner;
 
 /// Tokens of a block: the grid of boundaries.
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
@@ -38,7 +35,10 @@ pub(crate) fn threads(args: &EngineArgs) -> usize {
 }
 
 /// The engine that the flags ask for.
-pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<DemoRunner>> {
+pub(crate) fn engine(
+    args: &EngineArgs,
+    fault: Option<Fault>,
+) -> Result<Engine<FaultyRunner<CpuRunner>>> {
     let weights = weights(args)?;
     let config = weights.config().clone();
     let indexer = args.indexer.unwrap_or(args.kv.indexer());
@@ -71,7 +71,7 @@ pub(crate) fn engine(args: &EngineArgs, fault: Option<Fault>) -> Result<Engine<D
         model_revision: model_name(args),
         layout: Some(geometry.layout().id.clone()),
     };
-    Engine::new(parts, DemoRunner { inner: runner, fault })
+    Engine::new(parts, FaultyRunner::new(runner, fault))
         .map_err(|error| anyhow!("{}: {error}", flag(error.field)))
 }
 
@@ -91,24 +91,25 @@ pub(crate) fn model_name(args: &EngineArgs) -> String {
     if let Some(indexer) = args.indexer.filter(|&indexer| indexer != kv.indexer()) {
         rows = format!("{rows}-{}", IndexerFormat::from(indexer).name());
     }
-    match &args.model {
-        None => format!("demo-{}-{rows}", args.weights_seed),
-        Some(directory) => format!("published-{}-{rows}", directory.display()),
+    match (&args.model, args.weights_seed) {
+        (Some(directory), _) => format!("published-{}-{rows}", directory.display()),
+        (None, Some(seed)) => format!("demo-{seed}-{rows}"),
+        (None, None) => format!("dsv4-mini-{rows}"),
     }
 }
 
 /// The weights that the flags name.
 fn weights(args: &EngineArgs) -> Result<Weights> {
-    let Some(directory) = &args.model else {
-        return Ok(Weights::seeded(&ModelConfig::demo(), args.weights_seed)?);
+    let directory = match (&args.model, args.weights_seed) {
+        (Some(directory), _) => directory,
+        (None, Some(seed)) => return Ok(Weights::seeded(&ModelConfig::demo(), seed)?),
+        (None, None) => {
+            let (config, tensors) = (statepages_mini::CONFIG, statepages_mini::TENSORS);
+            return Ok(Published::embedded(config, tensors)?.load()?);
+        }
     };
     let published = Published::open(directory, available_memory())
         .with_context(|| format!("--model: {}", directory.display()))?;
-    let vocab = published.config().vocab_size;
-    if vocab <= tokens::END_OF_TEXT {
-        let expected = tokens::END_OF_TEXT + 1;
-        bail!("--model: vocab_size: expected at least {expected} for byte tokens, got {vocab}");
-    }
     let memory = published.memory();
     let weights = published.load().with_context(|| format!("--model: {}", directory.display()))?;
     tracing::info!("weights of {} take {memory} bytes", directory.display());
@@ -141,33 +142,4 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         events_max: EVENTS_MAX,
     };
     ControlPlane::new(config, Box::new(ReferenceOrder)).context("--pages and --max-seqs")
-}
-
-/// The CPU runner, with the demo's fault in front of it.
-pub(crate) struct DemoRunner {
-    inner: CpuRunner,
-    fault: Option<Fault>,
-}
-
-impl Runner for DemoRunner {
-    fn submit(&mut self, mut batch: StepBatch) {
-        match self.fault {
-            Some(Fault::SkipRestore) => batch.ops.restores.clear(),
-            None => {}
-        }
-        self.inner.submit(batch);
-    }
-
-    fn poll(&mut self) -> Option<StepResult> {
-        self.inner.poll()
-    }
-
-    fn land(
-        &mut self,
-        slot: SlotId,
-        pages: &[PageId],
-        state: &RemoteState,
-    ) -> Result<(), RunError> {
-        self.inner.land(slot, pages, state)
-    }
 }

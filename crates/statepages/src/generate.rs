@@ -9,30 +9,33 @@ use statepages_engine::{FinishReason, Sampling, Stop};
 use statepages_page::Tokens;
 
 use crate::args::GenerateArgs;
+use crate::built_in;
 use crate::session::{Completion, Job, Listener, Pace, Session};
-use crate::{built_in, tokens};
+use crate::tokens::{Texts, Tokenizer};
 
-/// Bytes of a prompt: no more tokens than the built-in engine takes.
-const PROMPT_BYTES_MAX: u64 = built_in::MODEL_LEN_MAX;
+/// Bytes of a prompt: more than the tokens that an engine takes ever have.
+const PROMPT_BYTES_MAX: u64 = 16 * built_in::MODEL_LEN_MAX;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let prompt = prompt(args)?;
+    let Texts { tokenizer, ends, .. } = Texts::of(&args.engine)?;
+    let mut stops = Vec::new();
+    for text in &args.stop {
+        stops.extend(tokenizer.appearances(text).context("--stop")?);
+    }
     let job = Job {
-        prompt: tokens::encode(&prompt),
+        prompt: tokenizer.encode(&prompt).context("the prompt")?,
         sampling: Sampling {
             temperature: args.temperature,
             top_k: (args.top_k > 0).then_some(args.top_k),
             top_p: args.top_p,
             seed: args.seed,
         },
-        stop: Stop {
-            max_tokens: Tokens::new(args.max_tokens),
-            token_ids: vec![tokens::END_OF_TEXT],
-            sequences: args.stop.iter().map(|text| tokens::encode(text)).collect(),
-        },
+        stop: Stop { max_tokens: Tokens::new(args.max_tokens), token_ids: ends, sequences: stops },
     };
     let mut session = Session::new(built_in::engine(&args.engine, None)?);
-    let mut printer = Printer { stream: !args.json, ids: Vec::new(), printed: 0 };
+    let mut printer =
+        Printer { tokenizer: &tokenizer, stream: !args.json, ids: Vec::new(), printed: 0 };
     let completions = session.serve(&[job], Pace::Alone, &mut printer)?;
     let [completion] = completions.as_slice() else { unreachable!("one job, one completion") };
     let mut out = std::io::stdout().lock();
@@ -42,7 +45,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
             _ => "stop",
         };
         let object = json!({
-            "text": tokens::decode(&completion.output),
+            "text": tokenizer.decode(&completion.output)?,
             "token_ids": completion.output,
             "finish_reason": reason,
             "prompt_tokens": completion.usage.prompt.get(),
@@ -84,16 +87,18 @@ fn read(from: impl Read) -> Result<String> {
 }
 
 /// Prints text as it comes; a character whose bytes are not all there waits for the rest.
-struct Printer {
+struct Printer<'a> {
+    tokenizer: &'a Tokenizer,
     stream: bool,
     ids: Vec<u32>,
     printed: usize,
 }
 
-impl Listener for Printer {
+impl Listener for Printer<'_> {
     fn token(&mut self, _: usize, token: u32, _: &[f32]) {
         self.ids.push(token);
-        let text = tokens::decode(&self.ids);
+        // What cannot be shown yet may be shown with the next token.
+        let Ok(text) = self.tokenizer.decode(&self.ids) else { return };
         let end = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
         if self.stream && end > self.printed && text.is_char_boundary(self.printed) {
             let mut out = std::io::stdout().lock();

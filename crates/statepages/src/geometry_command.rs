@@ -11,9 +11,10 @@ use statepages_geometry::{
     Budget, CacheConfig, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat, LayerClass,
 };
 use statepages_page::{BlockSize, Bytes, ImageRule};
+use statepages_weights::read_config;
 
 use crate::args::{GeometryArgs, Image, Indexer, Kv, ModelName};
-use crate::{model_config, size};
+use crate::size;
 
 /// Bytes of the tiles that copies are counted in.
 const TILE_BYTES: u64 = 4_096;
@@ -21,7 +22,11 @@ const TILE_BYTES: u64 = 4_096;
 pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
     let config = match (&args.model, &args.config) {
         (Some(model), None) => preset(*model),
-        (None, Some(path)) => model_config::read(path)?,
+        (None, Some(path)) => {
+            let config =
+                read_config(path).with_context(|| format!("--config: {}", path.display()))?;
+            config.cache
+        }
         _ => return Err(anyhow!("expected either --model or --config")),
     };
     let block = BlockSize::new(args.block_size)

@@ -107,6 +107,8 @@ impl MetricsOut {
             "total_ms": ms(served.total),
             "output_sha256": hex(&served.digest),
             "identical": served.identical,
+            "third": served.answered.map(|one| one.third.name()),
+            "right": served.answered.map(|one| one.right),
         });
         writeln!(self.lines, "{line}")
             .with_context(|| format!("--metrics-out: cannot write {}", self.lines_path.display()))

@@ -36,6 +36,9 @@ pub(crate) enum PolicyName {
     Lru,
     /// The project's own
     Statepages,
+    /// No policy: what none can exceed, told offline by a relaxed knapsack over bundles of prefix and
+    /// image
+    Opt,
 }
 
 /// In which order prompts are sent.
@@ -113,7 +116,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Policies to compare
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "reference")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "statepages")]
     pub(crate) policy: Vec<PolicyName>,
     /// Pools to compare: pages, or percent of the working set, such as 70000 or 25%
     #[arg(long, value_delimiter = ',', default_value = "70000", value_name = "N|P%")]
@@ -181,17 +184,22 @@ pub(crate) struct ReplayArgs {
     /// Tokens of a `shared` tail
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
     pub(crate) tail_tokens: u32,
+    /// Draw what the last round realised against pages, an SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-impl From<PolicyName> for Policy {
-    fn from(name: PolicyName) -> Self {
-        match name {
-            PolicyName::Reference => Self::Reference,
-            PolicyName::Lru => Self::Lru,
-            PolicyName::Statepages => Self::Statepages,
+impl PolicyName {
+    /// The policy to run; none for the bound.
+    pub(crate) const fn policy(self) -> Option<Policy> {
+        match self {
+            Self::Reference => Some(Policy::Reference),
+            Self::Lru => Some(Policy::Lru),
+            Self::Statepages => Some(Policy::Statepages),
+            Self::Opt => None,
         }
     }
 }

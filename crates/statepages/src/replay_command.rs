@@ -2,40 +2,65 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
+use cpu_time::ThreadTime;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 use statepages_engine::Passes;
 use statepages_geometry::{CacheOptions, Dsv4Geometry};
 use statepages_page::{BlockSize, Pages};
 use statepages_replay::{
-    Distinct, Draws, Extent, KEEP_REASONS, Order, Pace, Phase, RoundFigures, Run, Server, Shared,
-    Stage, Texts, Trace, Watch, gsm8k64, jsonl, lmcache, mooncake, replay,
+    Bound, Distinct, Draws, Extent, History, KEEP_REASONS, Line, Order, Pace, Phase, Policy,
+    RoundFigures, Run, Server, Shared, Stage, Texts, Trace, Watch, gsm8k64, jsonl, lmcache,
+    mooncake, plot, replay,
 };
 use statepages_store::{CheckpointInterval, LossReason};
 
 use crate::geometry_command::preset;
 use crate::replay_args::{
-    OrderName, POOL_PAGES_MAX, PassesName, PoolSize, ReplayArgs, TimeName, WorkloadName,
+    OrderName, POOL_PAGES_MAX, PassesName, PolicyName, PoolSize, ReplayArgs, TimeName, WorkloadName,
 };
+
+/// Columns of the table; of the bound's rows the KV hit is what repeats.
+const COLUMNS: [&str; 15] = [
+    "policy",
+    "pages",
+    "workload",
+    "round",
+    "realised %",
+    "KV hit %",
+    "boundary %",
+    "evicted %",
+    "never %",
+    "images",
+    "read",
+    "chunks",
+    "extra",
+    "batches",
+    "CPU s",
+];
 
 /// Tokens generated where neither flag nor trace says.
 const OUTPUT_TOKENS: u32 = 100;
 
 /// A policy on a pool.
 struct Outcome {
-    policy: &'static str,
     pages: u32,
-    run: Run,
+    result: Figures,
+}
+
+enum Figures {
+    Run(Policy, Box<Run>),
+    Bounds(Vec<Bound>),
 }
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
-    let begun = Instant::now();
-    let now = || begun.elapsed().as_nanos() as u64;
+    // Time of this thread alone: what else the machine is busy with is no cost of the control plane.
+    let now = || ThreadTime::now().as_duration().as_nanos() as u64;
     let bar = bar();
     let progress = |stage: Stage, done: u64, of: u64| {
         bar.set_length(of);
@@ -46,41 +71,109 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         });
     };
     let watch = Watch { now: &now, progress: &progress };
-    let base = server(args)?;
     let traces = traces(args, &watch)?;
-    let phases: Vec<Phase<'_>> =
-        traces.iter().map(|trace| Phase { trace, rounds: args.rounds, pace: pace(args) }).collect();
-    let extent = Extent::of(&traces, base.block);
-    let working_set = extent.pages(base.layout.units_per_checkpoint());
+    let lab = Lab::new(args, &traces)?;
     let mut outcomes = Vec::new();
     for &size in &args.pages {
-        let pages = match size {
-            PoolSize::Pages(pages) => pages,
-            PoolSize::Percent(share) => {
-                let pages = (working_set as f64 * share / 100.0).ceil();
-                if pages > f64::from(POOL_PAGES_MAX) {
-                    bail!(
-                        "--pages: expected at most {POOL_PAGES_MAX} pages, got {share}% of {working_set}"
-                    );
-                }
-                pages as u32
-            }
-        };
-        for &policy in &args.policy {
-            let server = Server { pages: Pages::new(pages), policy: policy.into(), ..base.clone() };
-            bar.set_prefix(format!("{} on {pages} pages", server.policy.name()));
-            let run = replay(&server, &phases, order(args), args.seed, &watch)?;
-            outcomes.push(Outcome { policy: server.policy.name(), pages, run });
+        let pages = lab.pages(size)?;
+        for &name in &args.policy {
+            bar.set_prefix(format!("{} on {pages} pages", label(name.policy())));
+            let result = lab.figures(name.policy(), pages, &watch)?;
+            outcomes.push(Outcome { pages, result });
         }
     }
     bar.finish_and_clear();
+    if let Some(path) = &args.plot {
+        let names: Vec<&str> = traces.iter().map(|trace| trace.name.as_str()).collect();
+        plot(path, &names.join(", "), &lines(&outcomes))?;
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", to_json(args, &extent, &outcomes))?;
+        writeln!(out, "{}", to_json(&lab, &outcomes))?;
     } else {
         writeln!(out, "{}", to_table(&outcomes))?;
     }
     Ok(())
+}
+
+fn label(policy: Option<Policy>) -> &'static str {
+    policy.map_or("opt", Policy::name)
+}
+
+/// What every run of a command has in common.
+struct Lab<'a> {
+    args: &'a ReplayArgs,
+    server: Server,
+    phases: Vec<Phase<'a>>,
+    extent: Extent,
+    /// Where a bound is asked for.
+    history: Option<History>,
+}
+
+impl<'a> Lab<'a> {
+    fn new(args: &'a ReplayArgs, traces: &'a [Trace]) -> Result<Self> {
+        let server = server(args)?;
+        let phases: Vec<_> = traces
+            .iter()
+            .map(|trace| Phase { trace, rounds: args.rounds, pace: pace(args) })
+            .collect();
+        let extent = Extent::of(traces, server.block);
+        let bounded = args.policy.contains(&PolicyName::Opt);
+        let history = bounded.then(|| History::of(&phases, order(args), args.seed, server.block));
+        Ok(Self { args, server, phases, extent, history })
+    }
+
+    fn working_set(&self) -> u64 {
+        self.extent.pages(self.server.layout.units_per_checkpoint())
+    }
+
+    fn pages(&self, size: PoolSize) -> Result<u32> {
+        let share = match size {
+            PoolSize::Pages(pages) => return Ok(pages),
+            PoolSize::Percent(share) => share,
+        };
+        let all = self.working_set();
+        let pages = (all as f64 * share / 100.0).ceil();
+        if pages > f64::from(POOL_PAGES_MAX) {
+            bail!("--pages: expected at most {POOL_PAGES_MAX} pages, got {share}% of {all}");
+        }
+        Ok((pages as u32).max(1))
+    }
+
+    fn figures(&self, policy: Option<Policy>, pages: u32, watch: &Watch<'_>) -> Result<Figures> {
+        let Self { args, server, phases, history, .. } = self;
+        let pages = Pages::new(pages);
+        if let Some(policy) = policy {
+            let server = Server { pages, policy, ..server.clone() };
+            let run = replay(&server, phases, order(args), args.seed, watch)?;
+            return Ok(Figures::Run(policy, Box::new(run)));
+        }
+        let history = history.as_ref().expect("made where a bound is asked for");
+        let units = server.layout.units_per_checkpoint();
+        Ok(Figures::Bounds(history.bounds(pages, units, server.seqs)))
+    }
+}
+
+/// What the last round realised, a line a policy.
+fn lines(outcomes: &[Outcome]) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for Outcome { pages, result } in outcomes {
+        let (label, realised) = match result {
+            Figures::Run(policy, run) => {
+                (policy.name(), run.rounds.last().map(RoundFigures::realised_percent))
+            }
+            Figures::Bounds(bounds) => ("opt", bounds.last().map(Bound::percent)),
+        };
+        let Some(realised) = realised else { continue };
+        match lines.iter_mut().find(|line| line.label == label) {
+            Some(line) => line.points.push((*pages, realised)),
+            None => lines.push(Line { label: label.to_owned(), points: vec![(*pages, realised)] }),
+        }
+    }
+    for line in &mut lines {
+        line.points.sort_by_key(|point| point.0);
+    }
+    lines
 }
 
 fn bar() -> ProgressBar {
@@ -118,7 +211,7 @@ fn server(args: &ReplayArgs) -> Result<Server> {
         pages: Pages::new(1),
         seqs: args.max_seqs,
         batched_tokens: args.max_batched_tokens,
-        policy: args.policy.first().copied().context("--policy: expected one at least")?.into(),
+        policy: Policy::Statepages,
         interval,
         passes: args.passes.map(|passes| match passes {
             PassesName::Mixed => Passes::Mixed,
@@ -228,27 +321,48 @@ fn rounded(percent: f64) -> f64 {
     (percent * 1e2).round() / 1e2
 }
 
-fn to_json(args: &ReplayArgs, extent: &Extent, outcomes: &[Outcome]) -> Value {
-    let runs = outcomes.iter().map(|Outcome { policy, pages, run }| {
-        json!({
-            "policy": policy,
+fn to_json(lab: &Lab<'_>, outcomes: &[Outcome]) -> Value {
+    let layout = &lab.server.layout;
+    let units = layout.units_per_checkpoint();
+    let runs = outcomes.iter().map(|Outcome { pages, result }| match result {
+        Figures::Run(policy, run) => json!({
+            "policy": policy.name(),
             "pages": pages,
-            "units_per_checkpoint": run.units_per_checkpoint.get(),
-            "image_bytes": run.image_bytes.get(),
             "adapted_at_request": run.rounds.iter().find_map(|round| round.adapted_at_request),
             "policy_bytes": run.policy.map(|policy| policy.bytes.get()),
             "ghost_bytes": run.policy.map(|policy| policy.ghost_bytes.get()),
             "control_plane_s": seconds(run.rounds.iter().map(|r| r.control_plane_ns).sum()),
             "rounds": run.rounds.iter().map(round_json).collect::<Vec<_>>(),
-        })
+        }),
+        Figures::Bounds(bounds) => json!({
+            "policy": "opt",
+            "pages": pages,
+            "made_by": "Lagrangian relaxation of a knapsack over bundles of prefix and image",
+            "rounds": bounds.iter().map(bound_json).collect::<Vec<_>>(),
+        }),
     });
     json!({
-        "max_seqs": args.max_seqs,
-        "max_batched_tokens": args.max_batched_tokens,
-        "seed": args.seed,
-        "distinct_blocks": extent.blocks,
-        "distinct_anchors": extent.anchors,
+        "page_unit_bytes": layout.page.page_bytes().get(),
+        "image_bytes": layout.image.image_bytes().get(),
+        "units_per_checkpoint": units.get(),
+        "max_seqs": lab.args.max_seqs,
+        "max_batched_tokens": lab.args.max_batched_tokens,
+        "seed": lab.args.seed,
+        "distinct_blocks": lab.extent.blocks,
+        "distinct_anchors": lab.extent.anchors,
+        "working_set_pages": lab.working_set(),
         "runs": runs.collect::<Vec<_>>(),
+    })
+}
+
+fn bound_json(bound: &Bound) -> Value {
+    json!({
+        "workload": bound.workload,
+        "round": bound.round,
+        "full_tokens": bound.full_tokens,
+        "repeated_tokens": bound.repeated_tokens,
+        "realised_tokens_at_most": bound.tokens,
+        "realised_percent_at_most": rounded(bound.percent()),
     })
 }
 
@@ -304,48 +418,59 @@ fn round_json(round: &RoundFigures) -> Value {
 fn to_table(outcomes: &[Outcome]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
-    table.set_header([
-        "policy",
-        "pages",
-        "workload",
-        "round",
-        "realised %",
-        "KV hit %",
-        "boundary %",
-        "evicted %",
-        "never %",
-        "images",
-        "extra chunks",
-        "batches",
-        "seconds",
-    ]);
-    for Outcome { policy, pages, run } in outcomes {
-        for round in &run.rounds {
-            let share = |tokens: u64| {
-                format!("{:.2}", tokens as f64 * 100.0 / round.full_tokens.max(1) as f64)
-            };
-            let never = round.lost(LossReason::NeverStored) - round.lost_to_boundary;
-            table.add_row([
-                (*policy).to_owned(),
-                pages.to_string(),
-                round.workload.clone(),
-                round.round.to_string(),
-                share(round.realised_tokens),
-                share(round.kv_hit_tokens),
-                share(round.lost_to_boundary),
-                share(round.lost(LossReason::Evicted)),
-                share(never),
-                round.images_written.to_string(),
-                round.extra_prefill_chunks.to_string(),
-                round.batches.to_string(),
-                format!("{:.3}", seconds(round.control_plane_ns)),
-            ]);
+    table.set_header(COLUMNS);
+    for Outcome { pages, result } in outcomes {
+        match result {
+            Figures::Run(policy, run) => {
+                table.add_rows(run.rounds.iter().map(|round| round_row(*policy, *pages, round)));
+            }
+            Figures::Bounds(bounds) => {
+                table.add_rows(bounds.iter().map(|bound| bound_row(*pages, bound)));
+            }
         }
     }
-    for column in (1..13).filter(|&column| column != 2) {
+    for column in (1..COLUMNS.len()).filter(|&column| column != 2) {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table
+}
+
+fn round_row(policy: Policy, pages: u32, round: &RoundFigures) -> Vec<String> {
+    let share = |tokens: u64| share(tokens, round.full_tokens);
+    vec![
+        policy.name().to_owned(),
+        pages.to_string(),
+        round.workload.clone(),
+        round.round.to_string(),
+        share(round.realised_tokens),
+        share(round.kv_hit_tokens),
+        share(round.lost_to_boundary),
+        share(round.lost(LossReason::Evicted)),
+        share(round.lost(LossReason::NeverStored) - round.lost_to_boundary),
+        round.images_written.to_string(),
+        round.images_read.iter().sum::<u64>().to_string(),
+        round.prefill_chunks.to_string(),
+        round.extra_prefill_chunks.to_string(),
+        round.batches.to_string(),
+        format!("{:.3}", seconds(round.control_plane_ns)),
+    ]
+}
+
+fn bound_row(pages: u32, bound: &Bound) -> Vec<String> {
+    let mut row = vec![
+        "opt".to_owned(),
+        pages.to_string(),
+        bound.workload.clone(),
+        bound.round.to_string(),
+        share(bound.tokens, bound.full_tokens),
+        share(bound.repeated_tokens, bound.full_tokens),
+    ];
+    row.resize(COLUMNS.len(), "-".to_owned());
+    row
+}
+
+fn share(tokens: u64, of: u64) -> String {
+    format!("{:.2}", tokens as f64 * 100.0 / of.max(1) as f64)
 }

@@ -5,6 +5,17 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use statepages_engine::Passes;
+use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
+use statepages_model::ModelConfig;
+use statepages_page::{BlockSize, ImageRule, Pages};
+use statepages_replay::{
+    Ask, Order, Pace, Phase, Policy, Prompt, Reply, Server, Trace, Watch, replay,
+};
+use statepages_store::{CheckpointInterval, LossReason};
+
+/// Random weights on byte tokens: what must hold of any model is shown on these, too.
+const SEEDED: [&str; 2] = ["--weights-seed", "20260"];
 
 fn statepages(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_statepages"))
@@ -131,7 +142,9 @@ fn bad_flags_are_named() {
     refused(&["generate", "--prompt", "x", "--top-p", "1.5"], &["top_p", "1.5"]);
     refused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["--max-tokens", "0"]);
     refused(&["generate", "--prompt", "x", "--temperature", "-1"], &["temperature", "-1"]);
-    refused(&["generate", "--prompt-file", "/dev/zero"], &["--prompt-file", "32768"]);
+    refused(&["generate", "--prompt-file", "/dev/zero"], &["--prompt-file", "524288"]);
+    refused(&["demo", "--weights-seed", "1", "--model", "x"], &["--weights-seed", "--model"]);
+    refused(&["generate", "--prompt", "x", "--model", "no/such"], &["--model", "no/such"]);
     refused(&["generate", "--prompt", ""], &["prompt"]);
     refused(&["generate"], &["standard input is empty"]);
     refused(&["cold-arm"], &["standard input holds no job"]);
@@ -142,6 +155,7 @@ fn generate_repeats_itself_and_obeys_its_seed() {
     let run = |extra: &[&str]| {
         let mut args =
             vec!["generate", "--prompt", "A state is worth", "--max-tokens", "12", "--json"];
+        args.extend(SEEDED);
         args.extend(extra);
         json(&statepages(&args))
     };
@@ -159,6 +173,7 @@ fn generate_repeats_itself_and_obeys_its_seed() {
 fn generate_reads_standard_input_and_stops_at_a_text() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_statepages"))
         .args(["generate", "--max-tokens", "8", "--json"])
+        .args(SEEDED)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -173,7 +188,7 @@ fn generate_reads_standard_input_and_stops_at_a_text() {
         let stop = char::from(ids[at] as u8).to_string();
         let args =
             ["generate", "--prompt", "piped text", "--max-tokens", "8", "--json", "--stop", &stop];
-        let stopped = json(&statepages(&args));
+        let stopped = json(&statepages(&[&args[..], &SEEDED].concat()));
         assert_eq!(stopped["token_ids"].as_array().unwrap().len(), at + 1);
         assert_eq!(stopped["finish_reason"], "stop");
     }
@@ -181,11 +196,11 @@ fn generate_reads_standard_input_and_stops_at_a_text() {
 
 /// One small demo gives everything that the next ones compare with: each costs half a minute.
 #[test]
-fn the_demo_resumes_records_replays_and_sees_a_fault() {
+fn the_demo_resumes_records_and_replays() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (record, metrics) = (path("record.jsonl"), path("metrics.txt"));
-    let small = ["demo", "--requests", "3", "--json"];
+    let small = ["demo", "--requests", "3", "--json", SEEDED[0], SEEDED[1]];
     let demo = json(&statepages(
         &[&small[..], &["--record", &record, "--metrics-out", &metrics]].concat(),
     ));
@@ -233,9 +248,11 @@ fn the_demo_resumes_records_replays_and_sees_a_fault() {
     }
 
     let recorded = fs::read_to_string(&record).unwrap();
+    the_laboratory_counts_like_the_demo(&recorded, &demo);
     let alone: Vec<_> = recorded.lines().filter(|line| !line.contains("_concurrent")).collect();
     fs::write(&record, alone.join("\n")).unwrap();
-    let replay = json(&statepages(&["demo", "--json", "--replay", &record]));
+    let replay =
+        json(&statepages(&[&["demo", "--json", "--replay", &record][..], &SEEDED].concat()));
     assert_eq!(replay["requests"], 7);
     assert_eq!(replay["outputs_identical"], 7);
     for (round, again) in [cold, resumed].into_iter().zip(replay["rounds"].as_array().unwrap()) {
@@ -256,10 +273,84 @@ fn the_demo_resumes_records_replays_and_sees_a_fault() {
         &["demo", "--replay", &record, "--weights-seed", "1"],
         &["--weights-seed", "demo-20260-bf16"],
     );
+}
 
-    let fault = statepages(&[&small[..], &["--fault", "skip-restore"]].concat());
-    let fault = json(&fault);
-    assert_eq!(fault["outputs_identical"], 0, "the comparison sees a wrong resume");
+/// The demo's prompts and outputs, replayed with nothing computed on a server of the demo's sizes and
+/// rules: round by round the same tokens are found and resumed, and checkpoints have the same fates.
+fn the_laboratory_counts_like_the_demo(recorded: &str, demo: &Value) {
+    let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let mut traces: Vec<(Trace, Vec<(u64, Ask)>)> = Vec::new();
+    for line in recorded.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap();
+        let name = entry["round"].as_str().unwrap();
+        if traces.last().is_none_or(|(trace, _)| trace.name != name) {
+            traces.push((Trace { name: name.to_owned(), asks: Vec::new() }, Vec::new()));
+        }
+        let ask = Ask {
+            prompt: Prompt::Ids(ids(&entry["prompt"]).into()),
+            reply: Reply::Ids(ids(&entry["output"]).into()),
+            arrival: None,
+            session: None,
+        };
+        traces.last_mut().unwrap().1.push((entry["request"].as_u64().unwrap(), ask));
+    }
+    // Requests in company are recorded as they end, and were sent by number.
+    for (trace, asks) in &mut traces {
+        asks.sort_by_key(|(number, _)| *number);
+        trace.asks.extend(asks.drain(..).map(|(_, ask)| ask));
+    }
+    let together = |name: &str| name.ends_with("_concurrent");
+    let phases: Vec<Phase<'_>> = traces
+        .iter()
+        .map(|(trace, _)| {
+            let most = if together(&trace.name) { u32::MAX } else { 1 };
+            Phase { trace, rounds: 1, pace: Pace::Concurrency(most) }
+        })
+        .collect();
+    let block = BlockSize::new(256).unwrap();
+    let options = CacheOptions {
+        kv: KvFormat::Bf16,
+        indexer: IndexerFormat::Bf16,
+        draft_tokens: 0,
+        block,
+        dcp_world_size: 1,
+        image: ImageRule::Live,
+    };
+    let geometry = Dsv4Geometry::new(&ModelConfig::demo().cache, &options).unwrap();
+    let server = Server {
+        layout: geometry.layout().clone(),
+        block,
+        pages: Pages::new(2_048),
+        seqs: 8,
+        batched_tokens: 1_024,
+        policy: Policy::Reference,
+        interval: Some(CheckpointInterval::Grid(Pages::new(32))),
+        passes: Some(Passes::Mixed),
+    };
+    let watch = Watch { now: &|| 0, progress: &|_, _, _| () };
+    let run = replay(&server, &phases, Order::File, 0, &watch).unwrap();
+
+    let rounds = ["rounds", "concurrent"].map(|part| demo[part].as_array().unwrap().iter());
+    let rounds: Vec<&Value> = rounds.into_iter().flatten().collect();
+    assert_eq!(rounds.len(), run.rounds.len());
+    for (wanted, round) in rounds.into_iter().zip(&run.rounds) {
+        assert_eq!(wanted["name"], round.workload);
+        assert_eq!(wanted["prompt_tokens"], round.full_tokens);
+        assert_eq!(wanted["kv_hit_tokens"], round.kv_hit_tokens, "{}", round.workload);
+        assert_eq!(wanted["realised_tokens"], round.realised_tokens, "{}", round.workload);
+        for reason in LossReason::ALL {
+            assert_eq!(wanted["lost_tokens"][reason.name()], round.lost(reason), "{reason:?}");
+        }
+    }
+    let fates = run.counters.fates();
+    for (name, fate) in [
+        ("kept", fates.kept),
+        ("dropped", fates.dropped),
+        ("evicted", fates.evicted),
+        ("orphaned", fates.orphaned),
+    ] {
+        assert_eq!(demo["checkpoints"][name], fate, "{name}");
+    }
 }
 
 /// Bits stay equal where the pool is too small for its checkpoints, and where nothing is kept.
@@ -267,6 +358,7 @@ fn the_demo_resumes_records_replays_and_sees_a_fault() {
 fn the_demo_holds_in_a_small_pool_and_without_checkpoints() {
     let run = |extra: &[&str]| {
         let small = ["demo", "--requests", "3", "--max-tokens", "2", "--json"];
+        let small = [&small[..], &SEEDED].concat();
         let output = statepages(&[&small[..], extra].concat());
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         (json(&output), errors)

@@ -13,7 +13,7 @@ use statepages_cuda::{
 };
 
 const PROCESSORS: [&str; 2] = ["gfx942", "gfx950"];
-const KERNELS: usize = 5;
+const KERNELS: usize = 9;
 
 fn tools() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
@@ -155,7 +155,17 @@ fn amd_code_objects_link() {
         let bytes = fs::read(&linked).unwrap();
         assert_eq!(bytes[..4], *b"\x7fELF");
         assert_eq!(u16::from_le_bytes([bytes[18], bytes[19]]), 224, "EM_AMDGPU");
-        for kernel in ["copy", "relocate", "fill", "digest", "hold"] {
+        for kernel in [
+            "copy",
+            "copy_argued",
+            "direct",
+            "direct_argued",
+            "relocate",
+            "relocate_argued",
+            "fill",
+            "digest",
+            "hold",
+        ] {
             let name = format!("statepages_{kernel}.kd");
             let found = bytes.windows(name.len()).any(|window| window == name.as_bytes());
             assert!(found, "no kernel descriptor {name} for {processor}");

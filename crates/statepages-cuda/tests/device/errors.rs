@@ -3,7 +3,7 @@
 use statepages_copy::{CopyBackend, CopyError, CopyState, Refused};
 use statepages_cuda::{
     CacheOutcome, Checks, Device, DeviceError, DeviceMemory, DeviceOptions, ForeignBuffer,
-    GraphShape, KERNEL_SOURCE, Kernels, Libraries, MemoryError, StagingLimits, Vendor,
+    GraphShape, KERNEL_SOURCE, Kernels, Libraries, MemoryError, Passing, StagingLimits, Vendor,
 };
 use statepages_page::{Bytes, MaintenanceOps, Pages, Relocation, SlotId};
 
@@ -41,18 +41,15 @@ fn an_absent_device_is_a_clear_error() {
 /// after a reset the backend copies as before.
 #[test]
 fn failures_latch_and_reset_ends_them() {
-    let calls = [
-        "cuMemcpyHtoDAsync_v2",
-        "cuEventRecord",
-        "cuStreamWaitEvent",
-        "cuLaunchKernel",
-        "cuEventQuery",
-    ];
+    let always = ["cuEventRecord", "cuLaunchKernel", "cuEventQuery"];
+    let uploading = ["cuMemcpyHtoDAsync_v2", "cuStreamWaitEvent"];
+    let calls = always.map(|call| (call, Passing::Arguments)).into_iter();
+    let calls = calls.chain(always.into_iter().chain(uploading).map(|c| (c, Passing::Upload)));
     let layout = world::variants()[2].of(&world::tiny_config());
     let size = (layout.units_per_checkpoint().get() * 6, 4);
-    for call in calls {
+    for (call, passing) in calls {
         let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
-        let (mut backend, mut memory) = stand_in.backend(&layout, size, STAGING);
+        let (mut backend, mut memory) = stand_in.backend(&layout, size, (STAGING, passing));
         let mut dice = Dice(3);
         let most = Most { relocations: 2, stores: 2, restores: 2 };
         let mut ops = MaintenanceOps::default();
@@ -90,7 +87,8 @@ fn a_failed_capture_latches_and_leaves_nothing() {
         "cuGraphInstantiateWithFlags",
     ] {
         let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
-        let (mut backend, mut memory) = stand_in.backend(&layout, (40, 4), STAGING);
+        let (mut backend, mut memory) =
+            stand_in.backend(&layout, (40, 4), (STAGING, Passing::Arguments));
         stand_in.fail(call, 0);
         assert!(matches!(backend.capture(shape), Err(CopyError::Device { .. })), "{call}");
         assert!(matches!(backend.capture(shape), Err(CopyError::PriorFailure)), "{call}");
@@ -111,7 +109,8 @@ fn a_failed_capture_latches_and_leaves_nothing() {
 fn a_device_that_cannot_be_waited_for_stays_failed() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let (mut backend, mut memory) = stand_in.backend(&layout, (40, 4), STAGING);
+    let (mut backend, mut memory) =
+        stand_in.backend(&layout, (40, 4), (STAGING, Passing::Arguments));
     let mut ops = MaintenanceOps::default();
     ops.relocations.push(Relocation { from: SlotId::new(0), to: SlotId::new(1) });
     stand_in.fail("cuLaunchKernel", 0);
@@ -128,7 +127,8 @@ fn a_device_that_cannot_be_waited_for_stays_failed() {
 fn operations_out_of_bounds_are_refused_on_the_host() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let (mut backend, mut memory) = stand_in.backend(&layout, (40, 4), STAGING);
+    let (mut backend, mut memory) =
+        stand_in.backend(&layout, (40, 4), (STAGING, Passing::Arguments));
     let mut ops = MaintenanceOps::default();
     ops.relocations.push(Relocation { from: SlotId::new(0), to: SlotId::new(4) });
     let refused = Refused::SlotOutOfRange { slot: SlotId::new(4), slots: 4 };
@@ -150,9 +150,11 @@ fn a_corrupted_table_is_caught_by_checked_kernels() {
         ops = world::bundle(&mut dice, &layout, (units * 2, 4), most);
     }
     // The slot of the one operation, and its first unit.
-    for at in [0, 16] {
+    let ways = [Passing::Arguments, Passing::Upload];
+    for (at, passing) in ways.into_iter().flat_map(|passing| [(0, passing), (16, passing)]) {
         let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::HostAndKernel) else { return };
-        let (mut backend, mut memory) = stand_in.backend(&layout, (units * 2, 4), STAGING);
+        let (mut backend, mut memory) =
+            stand_in.backend(&layout, (units * 2, 4), (STAGING, passing));
         stand_in.corrupt(at, 1 << 20);
         let ticket = backend.submit(&mut memory, &ops).unwrap();
         let failed = loop {
@@ -225,6 +227,7 @@ fn the_cache_is_written_read_and_distrusted() {
             shape: crate::stand_in::SHAPE,
             checks: Checks::Host,
             staging: STAGING,
+            passing: Passing::Arguments,
             cache: Some(dir.to_owned()),
             source: KERNEL_SOURCE.into(),
         };

@@ -1,7 +1,7 @@
 //! Captured graphs, replayed with batches that they were not captured with.
 
 use statepages_copy::CopyState;
-use statepages_cuda::{Checks, GraphShape, Replay, StagingLimits, Vendor};
+use statepages_cuda::{Checks, GraphShape, Passing, Replay, StagingLimits, Vendor};
 use statepages_page::{MaintenanceOps, Relocation, SlotId};
 
 use crate::lockstep::Pair;
@@ -19,7 +19,11 @@ fn replays_equal_the_host() {
         stand_in.seed(seed);
         let layout = variant.of(&world::tiny_config());
         let size = (layout.units_per_checkpoint().get() * 5, 6);
-        let mut pair = Pair::new(&layout, stand_in.backend(&layout, size, STAGING), seed);
+        let mut pair = Pair::new(
+            &layout,
+            stand_in.backend(&layout, size, (STAGING, Passing::Arguments)),
+            seed,
+        );
         let mut graph = pair.device.capture(shape).unwrap();
         let mut dice = Dice(seed);
         let (mut launched, mut busy) = (0, 0);
@@ -58,7 +62,8 @@ fn replays_equal_the_host() {
 fn a_batch_beyond_the_graph_enqueues_nothing() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let mut pair = Pair::new(&layout, stand_in.backend(&layout, (40, 4), STAGING), 1);
+    let mut pair =
+        Pair::new(&layout, stand_in.backend(&layout, (40, 4), (STAGING, Passing::Arguments)), 1);
     let shape = GraphShape { launches: 1, relocations: 1, images: 1 };
     let mut graph = pair.device.capture(shape).unwrap();
     let mut ops = MaintenanceOps::default();

@@ -1,9 +1,9 @@
 //! The device backend against the host backend, batch by batch.
 
-use statepages_copy::{CopyBackend, CopyState, CopyTicket, HostArena, HostBackend};
-use statepages_cuda::{Checks, DeviceBackend, DeviceMemory, StagingLimits, Vendor};
+use statepages_copy::{CopyBackend, CopyError, CopyState, CopyTicket, HostArena, HostBackend};
+use statepages_cuda::{Checks, DeviceBackend, DeviceMemory, Passing, StagingLimits, Vendor};
 use statepages_geometry::CacheConfig;
-use statepages_page::{MaintenanceOps, Pages, StateLayout};
+use statepages_page::{MaintenanceOps, Pages, Relocation, SlotId, StateLayout};
 
 use crate::stand_in::StandIn;
 use crate::world::{self, Dice, Most};
@@ -52,13 +52,19 @@ impl Pair {
     }
 }
 
+/// Small batches by either way, in turns.
+pub(crate) fn passing(seed: u64) -> Passing {
+    if seed.is_multiple_of(2) { Passing::Arguments } else { Passing::Upload }
+}
+
 /// Submits random bundles, several in flight, and compares every byte now and then.
 fn check(vendor: Vendor, checks: Checks, layout: &StateLayout, batches: u32, seed: u64) {
     let Some(stand_in) = StandIn::new(vendor, checks) else { return };
     stand_in.seed(seed);
     let units = layout.units_per_checkpoint().get();
     let size = (units * 5 + 3, 6);
-    let staging = StagingLimits { batches: 2, images: 4 };
+    let passing = passing(seed);
+    let staging = (StagingLimits { batches: 2, images: 4 }, passing);
     let mut pair = Pair::new(layout, stand_in.backend(layout, size, staging), seed);
     let mut dice = Dice(seed);
     let mut in_flight = Vec::new();
@@ -75,7 +81,7 @@ fn check(vendor: Vendor, checks: Checks, layout: &StateLayout, batches: u32, see
             for ticket in in_flight.drain(..) {
                 pair.wait(ticket);
             }
-            pair.compare(&format!("{} seed {seed} batch {batch}", layout.id));
+            pair.compare(&format!("{} {passing:?} seed {seed} batch {batch}", layout.id));
         }
     }
     for ticket in in_flight {
@@ -129,6 +135,15 @@ fn odd_layouts_equal_the_host() {
     }
 }
 
+/// Layouts without rings that no model has, small enough for a kernel's arguments or not.
+#[test]
+fn odd_layouts_without_rings_equal_the_host() {
+    for seed in 0..60 {
+        let layout = world::odd_fixed_layout(&mut Dice(seed));
+        check(Vendor::Cuda, Checks::HostAndKernel, &layout, 8, 500 + seed);
+    }
+}
+
 /// The ring of two tables is full; restores find room all the same, and the scheduler is told.
 #[test]
 fn overflow_leaves_no_room_for_stores_and_takes_restores() {
@@ -136,7 +151,8 @@ fn overflow_leaves_no_room_for_stores_and_takes_restores() {
     let layout = world::variants()[2].of(&world::tiny_config());
     let units = layout.units_per_checkpoint().get();
     let size = (units * 3, 4);
-    let staging = StagingLimits { batches: 2, images: 4 };
+    // With an upload each, batches take the stand-in longer than submitting them.
+    let staging = (StagingLimits { batches: 2, images: 4 }, Passing::Upload);
     let mut pair = Pair::new(&layout, stand_in.backend(&layout, size, staging), 7);
     let mut dice = Dice(7);
     let mut tickets = Vec::new();
@@ -152,6 +168,33 @@ fn overflow_leaves_no_room_for_stores_and_takes_restores() {
     pair.wait(*tickets.last().unwrap());
     pair.compare("after overflow");
     assert_eq!(pair.device.store_room().unwrap(), 4, "receipts give the tables back");
+}
+
+/// The largest table that fits a kernel's arguments, and the smallest that does not.
+#[test]
+fn few_operations_go_as_arguments_and_many_are_uploaded() {
+    let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::HostAndKernel) else { return };
+    let layout = world::variants()[0].of(&world::tiny_config());
+    let most = 3264 / 16;
+    let staging = (StagingLimits { batches: 2, images: 4 }, Passing::Arguments);
+    let backend = stand_in.backend(&layout, (40, most + 2), staging);
+    let mut pair = Pair::new(&layout, backend, 11);
+    let fan_out = |count| {
+        let mut ops = MaintenanceOps::default();
+        let targets = (1..=count).map(SlotId::new);
+        ops.relocations.extend(targets.map(|to| Relocation { from: SlotId::new(0), to }));
+        ops
+    };
+    stand_in.fail("cuMemcpyHtoDAsync_v2", 0);
+    let fits = pair.submit(&fan_out(most));
+    pair.wait(fits);
+    pair.compare("as arguments");
+    let upload = pair.device.submit(&mut pair.memory, &fan_out(most + 1));
+    assert!(matches!(upload, Err(CopyError::Device { .. })), "an upload, which fails: {upload:?}");
+    pair.device.reset();
+    let uploaded = pair.submit(&fan_out(most + 1));
+    pair.wait(uploaded);
+    pair.compare("uploaded");
 }
 
 /// An engine's tensors: addresses with sizes, strides wider than items, guard bytes between.
@@ -178,7 +221,7 @@ fn foreign_buffers_with_strides() {
 fn an_empty_batch_is_done() {
     let Some(stand_in) = StandIn::new(Vendor::Cuda, Checks::Host) else { return };
     let layout = world::variants()[0].of(&world::tiny_config());
-    let staging = StagingLimits { batches: 1, images: 1 };
+    let staging = (StagingLimits { batches: 1, images: 1 }, Passing::Arguments);
     let (mut backend, mut memory) = stand_in.backend(&layout, (40, 2), staging);
     assert_eq!(memory.pages(), Pages::new(40));
     let ticket = backend.submit(&mut memory, &MaintenanceOps::default()).unwrap();

@@ -18,7 +18,7 @@
 #include "../../kernels/copy.cu"
 
 extern "C" {
-thread_local u32 host_thread, host_block_x, host_block_y;
+thread_local u32 host_thread, host_block_x, host_block_y, host_block_z;
 }
 
 namespace {
@@ -50,11 +50,27 @@ struct Function {
     void (*run)(void** a);
 };
 
+typedef std::vector<u64> Value;
+
 #define U64(i) (*(u64*)a[i])
 #define U32(i) (*(u32*)a[i])
+#define WORDS(i) (*(Words*)a[i])
+#define DIRECT(i) (*(Direct*)a[i])
 Function FUNCTIONS[] = {
     {"statepages_copy", {8, 8, 8, 8, 8, 8},
      [](void** a) { statepages_copy(U64(0), U64(1), U64(2), U64(3), U64(4), U64(5)); }},
+    {"statepages_copy_argued", {8, 8, 8, 8, 4, 4, sizeof(Words)},
+     [](void** a) {
+         statepages_copy_argued(U64(0), U64(1), U64(2), U64(3), U32(4), U32(5), WORDS(6));
+     }},
+    {"statepages_direct", {8, 8, 8, 8, sizeof(Direct)},
+     [](void** a) { statepages_direct(U64(0), U64(1), U64(2), U64(3), DIRECT(4)); }},
+    {"statepages_direct_argued", {8, 8, 4, 4, sizeof(Direct), sizeof(Words)},
+     [](void** a) {
+         statepages_direct_argued(U64(0), U64(1), U32(2), U32(3), DIRECT(4), WORDS(5));
+     }},
+    {"statepages_relocate_argued", {8, 8, 8, 4, sizeof(Words)},
+     [](void** a) { statepages_relocate_argued(U64(0), U64(1), U64(2), U32(3), WORDS(4)); }},
     {"statepages_relocate", {8, 8, 8, 8},
      [](void** a) { statepages_relocate(U64(0), U64(1), U64(2), U64(3)); }},
     {"statepages_fill", {8, 8, 8, 8, 4, 8, 4},
@@ -143,7 +159,7 @@ void stand_in_fail(const char* name, int after) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     fail_after[name] = after;
 }
-// The next copy to the device leaves `value` at byte `at` of its target.
+// The next table on its way to the device, by a copy or among a kernel's arguments, has `value` at byte `at`.
 void stand_in_corrupt(u64 at, u32 value) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     corrupt = true;
@@ -341,24 +357,30 @@ int cuLaunchKernel(void* handle, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz,
                    void* stream, void** arguments, void** extra) {
     ENTER("cuLaunchKernel");
     Function* function = (Function*)handle;
-    if (!gx || !gy || gy > 65535 || gz != 1 || bx > THREADS || by != 1 || bz != 1 || shared || extra)
+    if (!gx || !gy || gy > 65535 || !gz || gz > 65535 || bx > THREADS || by != 1 || bz != 1 || shared || extra)
         return INVALID;
-    std::vector<u64> values;
+    std::vector<Value> values;
     for (size_t i = 0; i < function->sizes.size(); i++) {
-        u64 value = 0;
-        memcpy(&value, arguments[i], function->sizes[i]);
+        size_t size = function->sizes[i];
+        Value value((size + 7) / 8);
+        memcpy(value.data(), arguments[i], size);
+        if (corrupt && size == sizeof(Words)) {
+            memcpy((char*)value.data() + corrupt_at, &corrupt_value, 4);
+            corrupt = false;
+        }
         values.push_back(value);
     }
     return push_run((Stream*)stream, [=] {
-        std::vector<u64> own = values;
+        std::vector<Value> own = values;
         std::vector<void*> pointers;
-        for (u64& value : own) pointers.push_back(&value);
+        for (Value& value : own) pointers.push_back(value.data());
         // Blocks in no useful order: nothing may rest on one.
-        u64 blocks = (u64)gx * gy, start = roll() % blocks;
+        u64 blocks = (u64)gx * gy * gz, start = roll() % blocks;
         for (u64 n = 0; n < blocks; n++) {
             u64 block = (start + n) % blocks;
             host_block_x = block % gx;
-            host_block_y = block / gx;
+            host_block_y = block / gx % gy;
+            host_block_z = block / gx / gy;
             for (host_thread = 0; host_thread < bx; host_thread++) function->run(pointers.data());
         }
     });

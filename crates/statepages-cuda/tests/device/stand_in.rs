@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libloading::Library;
 use statepages_cuda::{
     Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, KERNEL_SOURCE, KernelShape,
-    Libraries, StagingLimits, Vendor,
+    Libraries, Passing, StagingLimits, Vendor,
 };
 use statepages_page::{Pages, StateLayout};
 
@@ -59,7 +59,7 @@ impl StandIn {
         &self,
         layout: &StateLayout,
         (pages, slots): (u32, u32),
-        staging: StagingLimits,
+        (staging, passing): (StagingLimits, Passing),
     ) -> (DeviceBackend, DeviceMemory) {
         let device = self.device();
         let memory = DeviceMemory::allocate(&device, layout, Pages::new(pages), slots).unwrap();
@@ -67,6 +67,7 @@ impl StandIn {
             shape: SHAPE,
             checks: self.checks,
             staging,
+            passing,
             cache: None,
             source: KERNEL_SOURCE.into(),
         };
@@ -86,7 +87,7 @@ impl StandIn {
         unsafe { fail.unwrap()(name.as_ptr(), after) };
     }
 
-    /// Has the next upload leave `value` at byte `at` of its target.
+    /// Has the next table reach the device with `value` at byte `at`.
     pub(crate) fn corrupt(&self, at: u64, value: u32) {
         // SAFETY: declared as (u64, u32) in stand_in.cpp.
         let corrupt =

@@ -3,7 +3,7 @@
 use statepages_copy::HostArena;
 use statepages_cuda::{
     Allocation, Buffer, Checks, Device, DeviceBackend, DeviceMemory, DeviceOptions, ForeignBuffer,
-    KERNEL_SOURCE, Libraries, StagingLimits, Stream, pattern,
+    KERNEL_SOURCE, Libraries, Passing, StagingLimits, Stream, pattern,
 };
 use statepages_geometry::{
     BLOCK_TOKENS, CacheConfig, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat,
@@ -257,6 +257,38 @@ pub(crate) fn odd_layout(dice: &mut Dice) -> StateLayout {
     }
 }
 
+/// A layout without rings that no model has: up to 40 regions of any length, of which 36 go with a
+/// kernel's arguments, and up to 5 runs, of which 4 do; borders of both anywhere in a tile.
+pub(crate) fn odd_fixed_layout(dice: &mut Dice) -> StateLayout {
+    let mut regions = Vec::new();
+    for _ in 0..=dice.below(5) {
+        let len = Bytes::new(16 * u64::from(1 + dice.below(300)));
+        let most = [1, 5, 20][dice.below(3) as usize];
+        let alike = dice.below(most);
+        regions.extend((0..=alike).map(|_| Region { name: "region".into(), len }));
+    }
+    regions.truncate(66);
+    let mut bytes = |most: u32| 16 * u64::from(1 + dice.below(most));
+    let (mut planes, mut segments) = (Vec::new(), Vec::new());
+    for plane in 0..3u16 {
+        let (first, gap, second) = (bytes(200), bytes(9), bytes(200));
+        planes.push(Plane { name: "plane".into(), len: Bytes::new(first + gap + second) });
+        segments.push(Segment::Fixed { plane, offset: 0, len: first });
+        if plane < 2 {
+            segments.push(Segment::Fixed { plane, offset: first + gap, len: second });
+        }
+    }
+    let slot = SlotLayout::new(planes).unwrap();
+    segments.truncate(1 + dice.below(5) as usize);
+    let image = ImageLayout::new(ImageRule::Carried, segments, &slot).unwrap();
+    StateLayout {
+        id: LayoutId::new("odd").unwrap(),
+        page: PageLayout::new(regions).unwrap(),
+        slot,
+        image,
+    }
+}
+
 /// An engine's tensors: allocations in which the buffers are places.
 pub(crate) struct Tensors {
     /// Each with the bytes of an item and its stride.
@@ -313,6 +345,7 @@ pub(crate) fn foreign(
         shape: crate::stand_in::SHAPE,
         checks: Checks::HostAndKernel,
         staging: StagingLimits { batches: 2, images: 8 },
+        passing: Passing::Arguments,
         cache: None,
         source: KERNEL_SOURCE.into(),
     };

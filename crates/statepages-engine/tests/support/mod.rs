@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use statepages_engine::{
     Connector, Effect, Engine, EngineParts, FinishReason, Latency, LoadEnd, LogitsReport,
-    NoConnector, Output, Progress, RawLimits, RecurrentModel, RecurrentRunner, Request,
+    NoConnector, Output, Passes, Progress, RawLimits, RecurrentModel, RecurrentRunner, Request,
     RunnerFaults, Sampling, Stop, Usage,
 };
 use statepages_page::{BlockSize, Domain, DomainTag, Pages, RequestId, Tokens};
@@ -35,6 +35,7 @@ pub(crate) struct Setup {
     pub(crate) latency: u32,
     pub(crate) faults: Option<RunnerFaults>,
     pub(crate) order: BackendOrder,
+    pub(crate) passes: Passes,
     pub(crate) load_steps: u64,
     pub(crate) failures: u64,
 }
@@ -49,6 +50,7 @@ impl Setup {
         latency: 0,
         faults: None,
         order: BackendOrder::Ordered,
+        passes: Passes::Mixed,
         load_steps: 1000,
         failures: 1000,
     };
@@ -108,11 +110,14 @@ impl Setup {
     }
 
     pub(crate) fn harness(&self) -> Harness<NoConnector> {
-        Harness::new(Engine::new(self.parts(), self.runner()).unwrap())
+        self.with_connector(NoConnector)
     }
 
     pub(crate) fn with_connector<C: Connector>(&self, connector: C) -> Harness<C> {
-        Harness::new(Engine::with_connector(self.parts(), self.runner(), connector).unwrap())
+        let parts = self.parts();
+        let mut engine = Engine::with_connector(parts, self.runner(), connector).unwrap();
+        engine.set_passes(self.passes);
+        Harness::new(engine)
     }
 }
 

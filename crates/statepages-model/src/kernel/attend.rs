@@ -22,8 +22,9 @@ pub(crate) struct RowList<'a> {
 
 /// One query against its rows.
 pub(crate) struct Attend<'a> {
-    /// `[heads][width]`, `heads` a multiple of [`HEADS`], `width` of [`LANES`].
-    pub(crate) q: &'a [f32],
+    /// Queries, which the outputs replace; `[heads][width]`, `heads` a multiple of [`HEADS`], `width`
+    /// of [`LANES`].
+    pub(crate) heads: &'a mut [f32],
     pub(crate) width: usize,
     /// Compressed entries, then window rows.
     pub(crate) lists: [RowList<'a>; 2],
@@ -33,8 +34,6 @@ pub(crate) struct Attend<'a> {
     pub(crate) scale: f32,
     /// Scratch.
     pub(crate) weights: &'a mut Vec<[f32; HEADS]>,
-    /// `[heads][width]`.
-    pub(crate) out: &'a mut [f32],
 }
 
 pub(crate) fn attend(machine: Machine, attend: Attend<'_>) {
@@ -263,12 +262,11 @@ impl Kernel for Attend<'_> {
         let [entries, window] = self.lists;
         self.weights.clear();
         self.weights.resize(entries.rows.len() + window.rows.len(), [0.0; HEADS]);
-        let groups = self.q.chunks_exact(HEADS * width);
-        let outs = self.out.chunks_exact_mut(HEADS * width);
-        for ((q, out), sinks) in groups.zip(outs).zip(self.sinks.as_chunks::<HEADS>().0) {
+        let groups = self.heads.chunks_exact_mut(HEADS * width);
+        for (heads, sinks) in groups.zip(self.sinks.as_chunks::<HEADS>().0) {
             let (first, second) = self.weights.split_at_mut(entries.rows.len());
             for (list, out) in [(entries, first), (window, second)] {
-                scores(l, q, width, out, &list);
+                scores(l, heads, width, out, &list);
             }
             let reciprocal = Self::softmax(l, self.scale, sinks, self.weights);
             let (first, second) = self.weights.split_at(entries.rows.len());
@@ -276,17 +274,17 @@ impl Kernel for Attend<'_> {
             let mut column = 0;
             while width - column >= 4 * LANES {
                 if L::WIDE {
-                    Self::values::<L, 4>(l, &lists, (width, column), reciprocal, out);
+                    Self::values::<L, 4>(l, &lists, (width, column), reciprocal, heads);
                 } else {
                     for c in 0..4 {
                         let at = (width, column + c * LANES);
-                        Self::values::<L, 1>(l, &lists, at, reciprocal, out);
+                        Self::values::<L, 1>(l, &lists, at, reciprocal, heads);
                     }
                 }
                 column += 4 * LANES;
             }
             while column < width {
-                Self::values::<L, 1>(l, &lists, (width, column), reciprocal, out);
+                Self::values::<L, 1>(l, &lists, (width, column), reciprocal, heads);
                 column += LANES;
             }
         }
@@ -337,11 +335,11 @@ mod tests {
         };
         let (compressed, recent) = (rows(3, entries), rows(17, window));
         let sinks: Vec<f32> = (0..2 * HEADS).map(value).collect();
-        let mut out = vec![f32::NAN; q.len()];
+        let mut out = q.clone();
         attend(
             machine,
             Attend {
-                q: &q,
+                heads: &mut out,
                 width,
                 lists: [
                     RowList { data: &compressed, rows: entries },
@@ -350,7 +348,6 @@ mod tests {
                 sinks: &sinks,
                 scale: 0.3,
                 weights: &mut Vec::new(),
-                out: &mut out,
             },
         );
         let keys: Vec<&[f32]> = entries

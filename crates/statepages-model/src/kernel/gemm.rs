@@ -4,6 +4,10 @@
 //! starts from zero every [`BLOCK`] elements; the blocks' sums are added in ascending order. Vectors
 //! run across `n`, never across `k`, so neither the tile shapes nor the row count can show.
 
+use std::cell::RefCell;
+
+use prefetch_index::prefetch_index;
+
 use super::lanes::{Kernel, LANES, Lanes, Machine};
 use super::matrix::{Column, Matrix};
 
@@ -29,7 +33,16 @@ pub(crate) struct RowsMut<'a> {
 
 /// `c[i][j] = a[i] . w[j]` for `rows` rows.
 pub(crate) fn gemm(machine: Machine, rows: usize, a: Rows<'_>, w: &Matrix, c: RowsMut<'_>) {
-    machine.run(Gemm { rows, a, w, c });
+    if w.is_plain() {
+        return machine.run(Gemm { rows, a, w, c, scratch: &mut [] });
+    }
+    NUMBERS.with_borrow_mut(|scratch| machine.run(Gemm { rows, a, w, c, scratch }));
+}
+
+thread_local! {
+    /// A group's blocks, where they are not stored as numbers.
+    static NUMBERS: RefCell<Vec<Column>> =
+        RefCell::new(vec![[[0.0; LANES]; PANEL]; GROUP * BLOCK]);
 }
 
 struct Gemm<'a> {
@@ -37,22 +50,47 @@ struct Gemm<'a> {
     a: Rows<'a>,
     w: &'a Matrix,
     c: RowsMut<'a>,
+    scratch: &'a mut [Column],
 }
 
 /// Panels that are worked on together where rows are too few to keep the machine busy on one.
 const GROUP: usize = 4;
 
+/// Stored weights that are worked on next, to be fetched while others are multiplied: a product of
+/// few rows would otherwise wait for memory most of the time.
+struct Ahead<'a> {
+    bytes: &'a [u8],
+    /// Bytes between what is asked for at one step of a chain and at the next.
+    stride: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// Spreads the fetching of `bytes` over `steps` steps.
+    fn new(bytes: &'a [u8], steps: usize) -> Self {
+        Self { bytes, stride: bytes.len().div_ceil(steps.max(1)) }
+    }
+
+    /// What the next `steps` steps fetch.
+    #[inline(always)]
+    fn take(&mut self, steps: usize) -> &'a [u8] {
+        let (now, later) = self.bytes.split_at((steps * self.stride).min(self.bytes.len()));
+        self.bytes = later;
+        now
+    }
+}
+
 impl Kernel for Gemm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self, l: L) {
         let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
-        let (w, mut scratch) = (self.w, [const { Vec::new() }; GROUP]);
+        let (w, scratch) = (self.w, std::mem::take(&mut self.scratch));
         for panel in (0..panels).step_by(GROUP) {
             let count = GROUP.min(panels - panel);
             for k0 in (0..k).step_by(BLOCK) {
                 let mut blocks = [&[][..]; GROUP];
-                for (i, scratch) in scratch[..count].iter_mut().enumerate() {
-                    blocks[i] = w.block(panel + i, k0, scratch);
+                let mut scratch = scratch.chunks_exact_mut(BLOCK);
+                for (i, block) in blocks[..count].iter_mut().enumerate() {
+                    *block = w.block(l, panel + i, k0, scratch.next().unwrap_or_default());
                 }
                 self.group(l, panel, k0, &blocks[..count]);
             }
@@ -60,21 +98,37 @@ impl Kernel for Gemm<'_> {
     }
 }
 
-impl Gemm<'_> {
+/// Does `$body` for every row below `$n`, at most 12, written out one by one: sums that are only
+/// ever named by constants stay in registers, where those of a loop may be kept in memory.
+macro_rules! each_row {
+    ($row:ident < $n:ident, $body:block) => {
+        each_row!($row, $n, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    ($row:ident, $n:ident, $body:block, $($i:literal)*) => {
+        $(if $i < $n {
+            let $row: usize = $i;
+            $body
+        })*
+    };
+}
+
+impl<'a> Gemm<'a> {
     /// All rows by some panels.
     #[inline(always)]
     fn group<L: Lanes>(&mut self, l: L, panel: usize, k0: usize, blocks: &[&[Column]]) {
         let mut done = 0;
         for (i, b) in blocks.iter().enumerate() {
+            let panel = panel + i;
             let mut row = 0;
+            let steps = b.len() * self.rows.div_ceil(12);
+            let mut ahead = Ahead::new(self.next(panel, k0), steps);
             while self.rows - row > if L::WIDE { 3 } else { 0 } {
-                let panel = panel + i;
                 row += match self.rows - row {
-                    12.. if L::WIDE => self.wide::<L, 12>(l, row, panel, k0, b),
-                    8.. if L::WIDE => self.wide::<L, 8>(l, row, panel, k0, b),
-                    6 if L::WIDE => self.wide::<L, 6>(l, row, panel, k0, b),
-                    5 if L::WIDE => self.wide::<L, 5>(l, row, panel, k0, b),
-                    4.. if L::WIDE => self.wide::<L, 4>(l, row, panel, k0, b),
+                    12.. if L::WIDE => self.wide::<L, 12>(l, row, panel, k0, b, &mut ahead),
+                    8.. if L::WIDE => self.wide::<L, 8>(l, row, panel, k0, b, &mut ahead),
+                    6 if L::WIDE => self.wide::<L, 6>(l, row, panel, k0, b, &mut ahead),
+                    5 if L::WIDE => self.wide::<L, 5>(l, row, panel, k0, b, &mut ahead),
+                    4.. if L::WIDE => self.wide::<L, 4>(l, row, panel, k0, b, &mut ahead),
                     6.. => self.narrow::<L, 6>(l, row, panel, k0, b),
                     3.. => self.narrow::<L, 3>(l, row, panel, k0, b),
                     2 => self.narrow::<L, 2>(l, row, panel, k0, b),
@@ -96,6 +150,22 @@ impl Gemm<'_> {
             (3, _) => self.pairs::<L, 3>(l, done, panel, k0, blocks),
             _ => {}
         }
+    }
+
+    /// What is stored of the weights that are needed next after a block: the next block where
+    /// blocks are multiplied as they are stored, else the same block of the next group, for a
+    /// group's codes become numbers together.
+    #[inline(always)]
+    fn next(&self, panel: usize, k0: usize) -> &'a [u8] {
+        let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
+        let last = (panel + 1).is_multiple_of(GROUP) || panel + 1 == panels;
+        let at = if self.w.is_plain() && !last {
+            Some((panel + 1, k0))
+        } else {
+            let first = if self.w.is_plain() { panel / GROUP * GROUP } else { panel };
+            if k0 + BLOCK < k { Some((first, k0 + BLOCK)) } else { Some((first + GROUP, 0)) }
+        };
+        at.filter(|at| at.0 < panels).map_or(&[], |(panel, k0)| self.w.stored(panel, k0))
     }
 
     /// `R` rows by pairs of panels.
@@ -163,22 +233,24 @@ impl Gemm<'_> {
         panel: usize,
         k0: usize,
         b: &[Column],
+        ahead: &mut Ahead<'_>,
     ) -> usize {
         let a = self.inputs::<R>(row, k0, b.len());
         let mut sums = [[l.splat(0.0); PANEL]; R];
+        let (bytes, stride) = (ahead.take(b.len()), ahead.stride);
         for k in 0..b.len() {
+            prefetch_index(bytes, k * stride);
             let w = [l.load(&b[k][0]), l.load(&b[k][1])];
-            for r in 0..R {
+            each_row!(r < R, {
                 let x = l.splat(a[r][k]);
                 sums[r][0] = l.fma(x, w[0], sums[r][0]);
                 sums[r][1] = l.fma(x, w[1], sums[r][1]);
-            }
+            });
         }
-        for r in 0..R {
-            for i in 0..PANEL {
-                self.put(l, row + r, panel * WIDTH + i * LANES, k0, sums[r][i]);
-            }
-        }
+        each_row!(r < R, {
+            self.put(l, row + r, panel * WIDTH, k0, sums[r][0]);
+            self.put(l, row + r, panel * WIDTH + LANES, k0, sums[r][1]);
+        });
         R
     }
 

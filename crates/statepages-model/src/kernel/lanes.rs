@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 use pulp::{NullaryFnOnce, Simd};
 
+use crate::minifloat::{e2m1_to_f32, e4m3_to_f32};
+
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
@@ -116,6 +118,27 @@ pub(crate) trait Lanes: Copy {
     /// Bits shifted left by 23, plus the bits of 1.0: turns the low bits of a number that was
     /// rounded to an integer by adding 1.5 * 2^23 into that power of two.
     fn power_of_two(self, rounded: Self::V) -> Self::V;
+
+    /// The numbers of which these are the upper halves.
+    #[inline(always)]
+    fn bf16(self, halves: &[u16; LANES]) -> Self::V {
+        self.load(&each(|i| f32::from_bits(u32::from(halves[i]) << 16)))
+    }
+
+    /// The numbers of sixteen e4m3 codes, none of them NaN's.
+    #[inline(always)]
+    fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
+        self.load(&each(|i| e4m3_to_f32(codes[i])))
+    }
+
+    /// The numbers of sixteen e2m1 codes in the low four bits, and of those in the high four.
+    #[inline(always)]
+    fn e2m1(self, codes: &[u8; LANES]) -> [Self::V; 2] {
+        [
+            self.load(&each(|i| e2m1_to_f32(codes[i] & 15))),
+            self.load(&each(|i| e2m1_to_f32(codes[i] >> 4))),
+        ]
+    }
 
     /// [`tree`] of sixteen vectors: element `4 * i + j` is that of vector `4 * j + i`.
     #[inline(always)]
@@ -303,6 +326,38 @@ mod x86 {
             cast(s.add_u32s(shifted, s.splat_u32s(0x3f80_0000)))
         }
 
+        #[inline(always)]
+        fn bf16(self, halves: &[u16; LANES]) -> Self::V {
+            let simd = self.0.avx512f;
+            let words = simd._mm512_cvtepu16_epi32(cast(*halves));
+            pulp::cast(simd._mm512_slli_epi32::<16>(words))
+        }
+
+        /// A half-precision number has e4m3's fields, but one exponent bit more at the top: the
+        /// bits between, subnormals included, mean the same times 2^-8.
+        #[inline(always)]
+        fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
+            let (s, avx2) = (self.0, self.0.avx2);
+            let signed = avx2._mm256_cvtepi8_epi16(cast(*codes));
+            let shifted = avx2._mm256_slli_epi16::<7>(signed);
+            let half = avx2._mm256_and_si256(shifted, cast([0xbf80u16; LANES]));
+            self.mul(pulp::cast(s.avx512f._mm512_cvtph_ps(half)), s.splat_f32s(256.0))
+        }
+
+        /// The table of all sixteen numbers is one register.
+        #[inline(always)]
+        fn e2m1(self, codes: &[u8; LANES]) -> [Self::V; 2] {
+            const NUMBERS: [f32; LANES] = [
+                0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0,
+                -6.0,
+            ];
+            let simd = self.0.avx512f;
+            let low = simd._mm512_cvtepu8_epi32(cast(*codes));
+            // Only the low four bits of an index count.
+            [low, simd._mm512_srli_epi32::<4>(low)]
+                .map(|index| pulp::cast(simd._mm512_permutexvar_ps(index, cast(NUMBERS))))
+        }
+
         /// The additions of [`super::tree`], of several vectors at once: each step brings the halves
         /// that are added next to the same lanes of two registers.
         #[inline(always)]
@@ -414,3 +469,42 @@ mod x86 {
 
 #[cfg(target_arch = "x86_64")]
 use x86::{Avx2Lanes, Avx512Lanes};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every code of both formats, sixteen at a time.
+    struct AllCodes<'a>(&'a mut Vec<u32>);
+
+    impl Kernel for AllCodes<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self, l: L) {
+            let codes: Vec<u8> = (0..=255).collect();
+            for codes in codes.as_chunks::<LANES>().0 {
+                let ordinary = codes.map(|code| if code & 0x7f == 0x7f { 0 } else { code });
+                let [low, high] = l.e2m1(codes);
+                for v in [l.e4m3(&ordinary), low, high] {
+                    let mut lanes = [0.0; LANES];
+                    l.store(&mut lanes, v);
+                    self.0.extend(lanes.map(f32::to_bits));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_the_same_numbers_on_every_machine() {
+        let all = |machine: Machine| {
+            let mut bits = Vec::new();
+            machine.run(AllCodes(&mut bits));
+            bits
+        };
+        let want = all(Machine::Scalar);
+        assert_eq!(want.len(), 3 * 256);
+        for isa in [Isa::Avx2, Isa::Avx512] {
+            let Ok(machine) = Machine::new(isa) else { continue };
+            assert_eq!(all(machine), want, "{isa:?}");
+        }
+    }
+}

@@ -4,7 +4,7 @@
 //! when a block of them is at hand. So formats differ in memory and speed, never in a bit.
 
 use super::gemm::{BLOCK, PANEL, WIDTH};
-use super::lanes::LANES;
+use super::lanes::{LANES, Lanes};
 use crate::minifloat::{e2m1_to_f32, e4m3_to_f32, e8m0_to_f32};
 
 /// Rows and columns of a block of fp8 weights that share a scale.
@@ -177,75 +177,94 @@ impl Matrix {
         self.k
     }
 
+    /// True where blocks are multiplied as they are stored.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.panels, Panels::F32(_))
+    }
+
+    /// What is stored of a block, without its scales.
+    #[inline(always)]
+    pub(super) fn stored(&self, panel: usize, k0: usize) -> &[u8] {
+        let (first, len) = (panel * self.k + k0, BLOCK.min(self.k - k0));
+        match &self.panels {
+            Panels::F32(panels) => bytemuck::cast_slice(&panels[first..][..len]),
+            Panels::Bf16(panels) => bytemuck::cast_slice(&panels[first..][..len]),
+            Panels::Fp8 { codes, .. } => bytemuck::cast_slice(&codes[first..][..len]),
+            Panels::Fp4 { codes, .. } => bytemuck::cast_slice(&codes[first..][..len]),
+        }
+    }
+
     /// Columns `[k0, k0 + len)` of a panel as f32, in `scratch` unless they are stored so.
     #[inline(always)]
-    pub(super) fn block<'a>(
+    pub(super) fn block<'a, L: Lanes>(
         &'a self,
+        l: L,
         panel: usize,
         k0: usize,
-        scratch: &'a mut Vec<Column>,
+        scratch: &'a mut [Column],
     ) -> &'a [Column] {
         let (first, len) = (panel * self.k + k0, BLOCK.min(self.k - k0));
         if let Panels::F32(panels) = &self.panels {
             return &panels[first..][..len];
         }
-        scratch.clear();
-        scratch.reserve(BLOCK);
+        let out = &mut scratch[..len];
         match &self.panels {
             Panels::F32(_) => {}
-            Panels::Bf16(panels) => scratch.extend(panels[first..][..len].iter().map(from_bf16)),
+            Panels::Bf16(panels) => from_bf16(l, &panels[first..][..len], out),
             Panels::Fp8 { codes, scales } => {
                 let scales = &scales[panel * self.k.div_ceil(FP8_BLOCK) + k0 / FP8_BLOCK..];
                 let blocks = codes[first..][..len].chunks(FP8_BLOCK);
-                for (codes, &scale) in blocks.zip(scales) {
-                    scratch.extend(codes.iter().map(|codes| from_fp8(codes, scale)));
+                for ((codes, &scale), out) in blocks.zip(scales).zip(out.chunks_mut(FP8_BLOCK)) {
+                    from_fp8(l, codes, scale, out);
                 }
             }
             Panels::Fp4 { codes, scales } => {
                 let scales = &scales[panel * (self.k / FP4_GROUP) + k0 / FP4_GROUP..];
-                for (codes, scale) in codes[first..][..len].chunks(FP4_GROUP).zip(scales) {
-                    let mut by = [0.0; WIDTH];
-                    for i in 0..WIDTH {
-                        by[i] = e8m0_to_f32(scale[i]);
-                    }
-                    scratch.extend(codes.iter().map(|codes| from_fp4(codes, &by)));
+                let groups = codes[first..][..len].chunks(FP4_GROUP);
+                for ((codes, scales), out) in groups.zip(scales).zip(out.chunks_mut(FP4_GROUP)) {
+                    from_fp4(l, codes, scales, out);
                 }
             }
         }
-        scratch
+        out
     }
 }
 
 #[inline(always)]
-fn from_bf16(halves: &[[u16; LANES]; PANEL]) -> Column {
-    let mut out = [[0.0; LANES]; PANEL];
-    for p in 0..PANEL {
-        for i in 0..LANES {
-            out[p][i] = widen(halves[p][i]);
+fn from_bf16<L: Lanes>(l: L, halves: &[[[u16; LANES]; PANEL]], out: &mut [Column]) {
+    for (out, halves) in out.iter_mut().zip(halves) {
+        for p in 0..PANEL {
+            l.store(&mut out[p], l.bf16(&halves[p]));
         }
     }
-    out
 }
 
 #[inline(always)]
-fn from_fp8(codes: &[u8; WIDTH], scale: f32) -> Column {
-    let mut out = [[0.0; LANES]; PANEL];
-    for p in 0..PANEL {
-        for i in 0..LANES {
-            out[p][i] = e4m3_to_f32(codes[p * LANES + i]) * scale;
+fn from_fp8<L: Lanes>(l: L, codes: &[[u8; WIDTH]], scale: f32, out: &mut [Column]) {
+    let scale = l.splat(scale);
+    for (out, codes) in out.iter_mut().zip(codes) {
+        let codes = codes.as_chunks().0;
+        for p in 0..PANEL {
+            l.store(&mut out[p], l.mul(l.e4m3(&codes[p]), scale));
         }
     }
-    out
 }
 
 #[inline(always)]
-fn from_fp4(codes: &[u8; LANES], by: &[f32; WIDTH]) -> Column {
-    let mut out = [[0.0; LANES]; PANEL];
-    for i in 0..LANES {
-        out[0][i] = e2m1_to_f32(codes[i] & 15) * by[i];
-        out[1][i] = e2m1_to_f32(codes[i] >> 4) * by[i + LANES];
+fn from_fp4<L: Lanes>(l: L, codes: &[[u8; LANES]], scales: &[u8; WIDTH], out: &mut [Column]) {
+    let mut by = [[0.0; LANES]; PANEL];
+    for p in 0..PANEL {
+        for i in 0..LANES {
+            by[p][i] = e8m0_to_f32(scales[p * LANES + i]);
+        }
     }
-    out
+    let by = [l.load(&by[0]), l.load(&by[1])];
+    for (out, codes) in out.iter_mut().zip(codes) {
+        let numbers = l.e2m1(codes);
+        for p in 0..PANEL {
+            l.store(&mut out[p], l.mul(numbers[p], by[p]));
+        }
+    }
 }
 
 /// Calls `f(row, column, index of the panel's column, lane)` for every weight.

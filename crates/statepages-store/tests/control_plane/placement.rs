@@ -55,15 +55,20 @@ fn expected(placement: &Placement, start: u32, n: u32, demand: Option<Boundary>)
         SuccessorRoom::Tokens(room) => (placement.block.get(), room),
         SuccessorRoom::Never => return Vec::new(),
     };
-    let anchor = (0..n).rev().find(|p| p % block == 0 && p + room <= n);
+    let ends = !matches!(placement.interval, CheckpointInterval::GridAndDemand(_));
+    let anchor = (0..n).rev().find(|p| p % block == 0 && p + room <= n).filter(|_| ends);
     (start + 1..=n)
         .filter(|&p| match placement.interval {
             CheckpointInterval::Off => false,
             _ if p % block != 0 => false,
             // The next forward is a decode of one token.
-            _ if p == n => room <= 1,
+            _ if p == n => ends && room <= 1,
             _ if p + room > n => false,
-            CheckpointInterval::Grid(step) if p % (step.get() * block) == 0 => true,
+            CheckpointInterval::Grid(step) | CheckpointInterval::GridAndDemand(step)
+                if p % (step.get() * block) == 0 =>
+            {
+                true
+            }
             _ => Some(p) == anchor || Some(p) == demand.map(Boundary::get),
         })
         .collect()
@@ -75,7 +80,7 @@ proptest! {
     /// Whatever the chunks, exactly the boundaries of the definition are kept, for every length.
     #[test]
     fn cut_and_keep_agree_for_every_prompt_length(
-        kind in 0..4u32,
+        kind in 0..5u32,
         room in prop_oneof![Just(SuccessorRoom::Never), (0..6u32).prop_map(SuccessorRoom::Tokens)],
         demand in 0..20u32,
         start in 0..10u32,
@@ -84,6 +89,7 @@ proptest! {
         let interval = match kind {
             0 => CheckpointInterval::Off,
             1 => CheckpointInterval::AnchorsOnly,
+            4 => CheckpointInterval::GridAndDemand(Pages::new(3)),
             kind => grid(kind * 2 - 3),
         };
         let placement = Placement { room, ..placement(interval) };

@@ -2,7 +2,7 @@
 
 use statepages_page::{Boundary, ContentKey, RequestId};
 use statepages_store::{
-    Admit, AdmitRequest, Ahead, Chunk, ControlPlaneConfig, KeepReason, LossReason, Progress,
+    Admit, AdmitRequest, Ahead, Chunk, ControlPlaneConfig, Filed, KeepReason, LossReason, Progress,
     PromptKeys, Refusal, Residency,
 };
 
@@ -363,6 +363,71 @@ fn j4_an_equal_key_of_other_tokens_replaces_block_and_record_together() {
     assert_eq!(rig.plane.counters().fates().orphaned, 1);
     rig.publish(&b, 8);
     assert_eq!((rig.resumable(&a), rig.resumable(&b)), (0, 8));
+}
+
+/// J4: a state is not filed under a key that has come to lead to another block since its own was
+/// reported. (Met first by the simulator: a landed load files one turn after it is reported.)
+#[test]
+fn j4_a_state_is_not_filed_under_another_blocks_key() {
+    let mut rig = Rig::new(30, 2);
+    let forged = |seed: u32| {
+        let domain = keys(&[]).domain();
+        let all = [1, 2].map(ContentKey::from_raw).to_vec();
+        PromptKeys::with_keys(domain, crate::support::block(), prompt(seed, 9), all).unwrap()
+    };
+    let (a, b) = (forged(1), forged(2));
+    let (mut one, _) = rig.admit(&a);
+    let (mut other, _) = rig.admit(&b);
+    rig.run(&mut one, &a, 8);
+    rig.run(&mut other, &b, 8);
+    assert_eq!(rig.file(&one, &a, 8), Filed::Lost);
+    assert_eq!(rig.file(&other, &b, 8), Filed::Pending);
+    rig.tick();
+    rig.release(one);
+    rig.release(other);
+    assert_eq!((rig.resumable(&a), rig.resumable(&b)), (0, 8));
+    let counters = rig.plane.counters();
+    assert_eq!((counters.filed, counters.kept, counters.unfiled), (2, 1, 1));
+    assert!(counters.blocks_collided > 0);
+}
+
+/// J4: equal tokens under an equal key are still another block where another block is before them.
+#[test]
+fn j4_a_state_is_not_filed_under_an_equal_block_of_another_chain() {
+    let mut rig = Rig::new(30, 2);
+    let forged = |first: u32| {
+        let domain = keys(&[]).domain();
+        let all = [u128::from(first), 9].map(ContentKey::from_raw).to_vec();
+        let text = [prompt(first, 4), prompt(7, 5)].concat();
+        PromptKeys::with_keys(domain, crate::support::block(), text, all).unwrap()
+    };
+    let (a, b) = (forged(1), forged(2));
+    let (mut one, _) = rig.admit(&a);
+    let (mut other, _) = rig.admit(&b);
+    rig.run(&mut one, &a, 8);
+    rig.run(&mut other, &b, 8);
+    assert_eq!(rig.plane.counters().blocks_collided, 1);
+    assert_eq!(rig.file(&one, &a, 8), Filed::Lost);
+    assert_eq!(rig.file(&other, &b, 8), Filed::Pending);
+    rig.release(one);
+    rig.release(other);
+}
+
+/// J4: where another request has computed the very same block, its page stands for both.
+#[test]
+fn j4_a_state_is_filed_under_the_key_of_the_same_block() {
+    let mut rig = Rig::new(30, 2);
+    let same = keys(&prompt(1, 9));
+    let (mut one, _) = rig.admit(&same);
+    let (mut other, _) = rig.admit(&same);
+    rig.run(&mut one, &same, 8);
+    rig.run(&mut other, &same, 8);
+    assert_eq!(rig.plane.counters().blocks_duplicate, 2);
+    assert_eq!(rig.file(&one, &same, 8), Filed::Pending);
+    rig.tick();
+    rig.release(one);
+    rig.release(other);
+    assert_eq!(rig.resumable(&same), 8);
 }
 
 /// K3: a miss for want of a checkpoint does not look like a miss of the prefix.

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::tokens::Tokenizer;
+
 /// Documents that every build carries, so that the demo needs no file.
 const DOCUMENTS: &[&str] = &[
     include_str!("../../../../README.md"),
@@ -19,17 +21,17 @@ const BYTES_MIN: usize = 8_192;
 
 /// A text that passages are cut from, wrapping around at its end.
 pub(crate) struct Corpus {
-    bytes: Vec<u8>,
+    ids: Vec<u32>,
 }
 
 impl Corpus {
     /// The project's documents.
-    pub(crate) fn built_in() -> Self {
-        Self { bytes: DOCUMENTS.join("\n\n").into_bytes() }
+    pub(crate) fn built_in(tokenizer: &Tokenizer) -> Result<Self> {
+        Ok(Self { ids: tokenizer.encode(&DOCUMENTS.join("\n\n"))? })
     }
 
     /// The text of a file.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("--prompts: cannot read {} as UTF-8 text", path.display()))?;
         if text.len() < BYTES_MIN {
@@ -39,12 +41,12 @@ impl Corpus {
                 text.len()
             );
         }
-        Ok(Self { bytes: text.into_bytes() })
+        Ok(Self { ids: tokenizer.encode(&text)? })
     }
 
-    /// `len` byte tokens from the `index`-th of `count` evenly spread starting points.
+    /// `len` tokens from the `index`-th of `count` evenly spread starting points.
     pub(crate) fn passage(&self, index: usize, count: usize, len: usize) -> Vec<u32> {
-        let start = index * self.bytes.len() / count;
-        self.bytes.iter().cycle().skip(start).take(len).map(|&byte| u32::from(byte)).collect()
+        let start = index * self.ids.len() / count;
+        self.ids.iter().copied().cycle().skip(start).take(len).collect()
     }
 }

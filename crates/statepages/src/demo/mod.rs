@@ -3,6 +3,8 @@
 
 mod cold;
 mod corpus;
+mod passages;
+mod questions;
 mod record;
 mod report;
 mod round;
@@ -14,18 +16,22 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use statepages_engine::{Sampling, Stop};
+use statepages_engine::{CpuRunner, Sampling, Stop};
 
-use crate::args::{DemoArgs, Fault};
-use crate::built_in::{self, DemoRunner};
+use crate::args::{DemoArgs, EngineArgs, Fault};
+use crate::built_in;
+use crate::fault::FaultyRunner;
 use crate::metrics::MetricsOut;
 use crate::session::{Completion, Job, Listener, Pace, Session};
+use crate::tokens::Texts;
 
 use self::corpus::Corpus;
+use self::passages::Passages;
+use self::questions::Questions;
 use self::record::Recorder;
 use self::report::{Reference, Results};
-use self::round::OutputHasher;
-use self::workload::{Grid, Prompt, Workload};
+use self::round::{Answered, OutputHasher};
+use self::workload::{Grid, Prompt, Rules, Workload};
 
 pub(crate) use self::cold::answer as cold_arm;
 pub(crate) use self::round::{Round, Served, hex};
@@ -44,7 +50,7 @@ enum Expected {
 /// What a run sends, read before anything is written or computed.
 enum Source {
     /// The built-in rounds.
-    Built(Workload),
+    Built(Box<dyn Workload>),
     /// Recorded rounds.
     Recorded(Vec<(String, Vec<record::Entry>)>),
 }
@@ -52,6 +58,7 @@ enum Source {
 /// Runs the demo. The exit code says whether what had to be equal was.
 pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     check(args)?;
+    let args = &shifted(args);
     let source = source(args)?;
     let mut demo = Demo {
         args,
@@ -64,11 +71,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
         metrics: args.metrics_out.as_deref().map(MetricsOut::create).transpose()?,
     };
     let (reference, (rounds, concurrent)) = match source {
-        Source::Built(workload) => (Reference::ColdArm, demo.workload(&workload)?),
+        Source::Built(workload) => (Reference::ColdArm, demo.workload(workload.as_ref())?),
         Source::Recorded(rounds) => (Reference::Record, (demo.replay(rounds)?, Vec::new())),
     };
     let snapshot = demo.session.snapshot();
-    let fault = args.fault.map(|Fault::SkipRestore| "skip-restore");
+    let fault = args.fault.map(Fault::name);
     let results = Results { reference, rounds, concurrent, counters: snapshot.counters, fault };
     // Results first: a metrics file that cannot be written must not cost them.
     let mut out = std::io::stdout().lock();
@@ -85,6 +92,18 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
         crate::complain(format_args!("{complaint}"));
     }
     Ok(if results.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The flags, with those that a fault rests on: for a state of one block earlier each block's is kept.
+fn shifted(args: &DemoArgs) -> DemoArgs {
+    let engine = match args.fault {
+        Some(Fault::WrongBoundary) => EngineArgs {
+            state_checkpoint_interval_tokens: built_in::BLOCK_TOKENS as i64,
+            ..args.engine.clone()
+        },
+        Some(Fault::SkipRestore) | None => args.engine.clone(),
+    };
+    DemoArgs { engine, ..args.clone() }
 }
 
 fn check(args: &DemoArgs) -> Result<()> {
@@ -129,30 +148,34 @@ fn source(args: &DemoArgs) -> Result<Source> {
         let model = built_in::model_name(&args.engine);
         return Ok(Source::Recorded(record::read(path, &model)?));
     }
-    let corpus = match &args.prompts {
-        Some(path) => Corpus::read(path)?,
-        None => Corpus::built_in(),
-    };
     let grid = match args.engine.state_checkpoint_interval_tokens {
         0 => Grid::Off,
         tokens => usize::try_from(tokens).map_or(Grid::Anchors, |tokens| {
             Grid::Every((tokens / built_in::BLOCK_TOKENS).max(1) * built_in::BLOCK_TOKENS)
         }),
     };
+    let rules = Rules { block: built_in::BLOCK_TOKENS, grid };
     let requests = usize::try_from(args.requests)?;
-    Ok(Source::Built(Workload::new(corpus, requests, built_in::BLOCK_TOKENS, grid)))
+    let Texts { tokenizer, world, .. } = Texts::of(&args.engine)?;
+    Ok(Source::Built(match (&args.prompts, world) {
+        (None, Some(world)) => Box::new(Questions::new(&world, requests, CONCURRENT_COLD, rules)?),
+        (None, None) => Box::new(Passages::new(Corpus::built_in(&tokenizer)?, requests, rules)),
+        (Some(path), _) => {
+            Box::new(Passages::new(Corpus::read(path, &tokenizer)?, requests, rules))
+        }
+    }))
 }
 
 struct Demo<'a> {
     args: &'a DemoArgs,
-    session: Session<DemoRunner>,
+    session: Session<FaultyRunner<CpuRunner>>,
     record: Option<Recorder>,
     metrics: Option<MetricsOut>,
 }
 
 impl Demo<'_> {
     /// The built-in rounds: those in which each request is alone, and those with several in flight.
-    fn workload(&mut self, workload: &Workload) -> Result<(Vec<Round>, Vec<Round>)> {
+    fn workload(&mut self, workload: &dyn Workload) -> Result<(Vec<Round>, Vec<Round>)> {
         let mut first = workload.cold();
         first.extend(workload.second_sight());
         let cold = self.round("cold", Pace::Alone, &first, &Expected::Nothing)?;
@@ -181,7 +204,8 @@ impl Demo<'_> {
             let (prompts, outputs) = entries
                 .into_iter()
                 .map(|entry| {
-                    let prompt = Prompt { kind: entry.kind, ids: entry.prompt, resumable: None };
+                    let (kind, ids) = (entry.kind, entry.prompt);
+                    let prompt = Prompt { kind, ids, resumable: None, asked: None };
                     (prompt, entry.output)
                 })
                 .unzip::<_, _, Vec<_>, Vec<_>>();
@@ -291,6 +315,10 @@ impl Listener for RoundListener<'_> {
             output: completion.output.clone(),
             digest,
             resumable: prompt.resumable,
+            answered: prompt.asked.map(|asked| Answered {
+                third: asked.third,
+                right: completion.output.starts_with(&asked.answer),
+            }),
             report: completion.report,
             computed: prompt.ids.len() - realised,
             queue: completion.queue,

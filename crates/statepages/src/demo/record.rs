@@ -86,7 +86,7 @@ fn parse(text: &str, model: &str) -> Result<Vec<(String, Vec<Entry>)>> {
         }
         if entry.model != model {
             bail!(
-                "line {number}: model: expected {model} (--weights-seed, --kv), got {}",
+                "line {number}: model: expected {model} (--model, --weights-seed, --kv), got {}",
                 entry.model
             );
         }

@@ -3,6 +3,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
+use statepages_mini::Third;
 use statepages_store::{Counters, LossReason};
 
 use crate::demo::round::{Round, Served};
@@ -133,6 +134,7 @@ impl Results {
             if !rounds.is_empty() {
                 lines.push(format!("\n{title}\n{}", table(rounds)));
                 lines.extend(rounds.iter().map(losses));
+                lines.extend(rounds.iter().filter_map(answers));
             }
         }
         let fates = self.counters.fates();
@@ -191,6 +193,8 @@ fn round_json(round: &Round) -> Value {
         "resumable_tokens": round.sum(|s| s.resumable.unwrap_or(s.realised())),
         "realised_tokens": round.sum(Served::realised),
         "lost_tokens": lost,
+        "correct": tally(round, |(right, _)| right),
+        "questions": tally(round, |(_, asked)| asked),
         "ttft_ms_p50": round.p50_ms(|s| s.ttft),
         "queue_ms_p50": round.p50_ms(|s| s.queue),
         "prompts_sha256": round.prompts_sha256(),
@@ -251,6 +255,29 @@ fn title(round: &Round) -> String {
         1 => round.name.clone(),
         n => format!("{} x{n}", round.name.trim_end_matches("_concurrent")),
     }
+}
+
+/// Of all questions of a round and of each third; null where nothing was asked.
+fn tally(round: &Round, of: impl Fn((usize, usize)) -> usize) -> Value {
+    let all = round.answers(None);
+    if all.1 == 0 {
+        return Value::Null;
+    }
+    let thirds = Third::ALL.map(|third| (third.name(), of(round.answers(Some(third)))));
+    let counts = [("all", of(all))].into_iter().chain(thirds);
+    Value::Object(counts.map(|(name, count)| (name.to_owned(), count.into())).collect())
+}
+
+/// How the questions of a round were answered, if there were any.
+fn answers(round: &Round) -> Option<String> {
+    let (right, asked) = round.answers(None);
+    let thirds = Third::ALL.map(|third| {
+        let (right, asked) = round.answers(Some(third));
+        format!("{} {right}/{asked}", third.name())
+    });
+    let line =
+        || format!("  right answers in {}: {right}/{asked} ({})", title(round), thirds.join(", "));
+    (asked > 0).then(line)
 }
 
 /// Why tokens of a round were computed.

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
+use statepages_mini::Third;
 use statepages_store::{AdmitReport, LossReason};
 
 use crate::demo::workload::Kind;
@@ -36,6 +37,13 @@ pub(crate) fn hex(digest: &[u8]) -> String {
     })
 }
 
+/// How a question was answered.
+#[derive(Clone, Copy)]
+pub(crate) struct Answered {
+    pub(crate) third: Third,
+    pub(crate) right: bool,
+}
+
 /// One request, served.
 #[derive(Clone)]
 pub(crate) struct Served {
@@ -45,6 +53,8 @@ pub(crate) struct Served {
     pub(crate) digest: OutputDigest,
     /// What the texts alone say may be resumed, in tokens; unknown for a recorded prompt.
     pub(crate) resumable: Option<usize>,
+    /// Where the prompt ended in a question whose answer is known.
+    pub(crate) answered: Option<Answered>,
     pub(crate) report: AdmitReport,
     /// Tokens of the prompt that were computed.
     pub(crate) computed: usize,
@@ -93,6 +103,14 @@ impl Round {
     pub(crate) fn compared(&self) -> (usize, usize) {
         let verdicts = || self.served.iter().filter_map(|served| served.identical);
         (verdicts().count(), verdicts().filter(|&equal| equal).count())
+    }
+
+    /// Right answers and questions, of one third or of all.
+    pub(crate) fn answers(&self, third: Option<Third>) -> (usize, usize) {
+        let answered = self.served.iter().filter_map(|served| served.answered);
+        let answered = answered.filter(|one| third.is_none_or(|third| one.third == third));
+        let right: Vec<bool> = answered.map(|one| one.right).collect();
+        (right.iter().filter(|&&right| right).count(), right.len())
     }
 
     pub(crate) fn prompts_sha256(&self) -> String {

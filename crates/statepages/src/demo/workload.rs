@@ -1,14 +1,9 @@
-//! The demo's requests: three kinds of repeated traffic, and what each may resume.
+//! What a demo sends: three kinds of repeated traffic, and what each may resume.
 
 use serde::{Deserialize, Serialize};
+use statepages_mini::Third;
 
-use crate::demo::corpus::Corpus;
-
-/// Tokens of the prefix that the prompts of one shared-prefix group have in common.
-const SHARED_PREFIX: usize = 2_304;
-/// Tokens of a new turn that continues a conversation, and of a tail behind a shared prefix.
-const TURN: usize = 96;
-/// Shortest prompt, in whole blocks; with the residue every prompt lies within 2,600-4,800 tokens.
+/// Shortest prompt, in whole blocks; every prompt lies within 2,600-4,800 tokens.
 const BLOCKS_MIN: usize = 11;
 /// Numbers of whole blocks that prompt lengths go through.
 const BLOCKS_SPREAD: usize = 7;
@@ -37,6 +32,13 @@ impl Kind {
     }
 }
 
+/// What a prompt asks, and the words of the right answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    pub(crate) third: Third,
+    pub(crate) answer: [u32; 2],
+}
+
 /// One prompt of the demo.
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
@@ -45,6 +47,8 @@ pub(crate) struct Prompt {
     /// Tokens that the placement rules allow this prompt to resume from, told from the texts alone: no
     /// engine is asked. `None` where the texts do not say.
     pub(crate) resumable: Option<usize>,
+    /// Where the prompt ends in a question whose answer is known.
+    pub(crate) asked: Option<Asked>,
 }
 
 /// What the interval flag says about boundaries, in tokens.
@@ -58,166 +62,60 @@ pub(crate) enum Grid {
     Every(usize),
 }
 
-/// The prompts of a run. Request `i` of a round has kind `i mod 3`.
-pub(crate) struct Workload {
-    block: usize,
-    grid: Grid,
-    first: Vec<Prompt>,
-    corpus: Corpus,
+/// The placement rules, as far as they are told from texts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) block: usize,
+    pub(crate) grid: Grid,
 }
 
-impl Workload {
-    /// `requests` prompts (a multiple of 3) on blocks of `block` tokens.
-    pub(crate) fn new(corpus: Corpus, requests: usize, block: usize, grid: Grid) -> Self {
-        let first = (0..requests)
-            .map(|index| {
-                let kind = Kind::ALL[index % 3];
-                let len = length(index, requests, block);
-                let mut ids = corpus.passage(index, 2 * requests, len);
-                if kind == Kind::Shared {
-                    ids.truncate(SHARED_PREFIX);
-                    ids.extend(corpus.passage(requests + index, 2 * requests, len - SHARED_PREFIX));
-                }
-                Prompt { kind, ids, resumable: Some(0) }
-            })
-            .collect();
-        Self { block, grid, first, corpus }
-    }
-
-    /// Nothing was seen before.
-    pub(crate) fn cold(&self) -> Vec<Prompt> {
-        self.first.clone()
-    }
-
-    /// Each shared prefix with a second tail: its blocks are known, its state is not yet.
-    pub(crate) fn second_sight(&self) -> Vec<Prompt> {
-        let shared = self.first.iter().enumerate().filter(|(_, p)| p.kind == Kind::Shared);
-        shared
-            .map(|(index, prompt)| Prompt {
-                ids: self.with_tail(prompt, 1, index),
-                resumable: Some(self.allowed(match self.grid {
-                    Grid::Every(interval) => SHARED_PREFIX / interval * interval,
-                    Grid::Anchors | Grid::Off => 0,
-                })),
-                ..prompt.clone()
-            })
-            .collect()
-    }
-
-    /// The repeated traffic; `outputs[i]` is what request `i` of the cold round generated.
-    pub(crate) fn resumed(&self, outputs: &[Vec<u32>]) -> Vec<Prompt> {
-        let prompts = self.first.iter().zip(outputs).enumerate();
-        prompts
-            .map(|(index, (prompt, output))| match prompt.kind {
-                // The last token is always computed, so that there is a token to sample from.
-                Kind::Identical => {
-                    Prompt { resumable: Some(self.floor(prompt.ids.len() - 1)), ..prompt.clone() }
-                }
-                // Of what generated tokens add, decode spacing keeps a boundary one interval later:
-                // further than an output reaches, unless the interval is a block.
-                Kind::Continued => {
-                    let mut ids = prompt.ids.clone();
-                    ids.extend(output);
-                    ids.extend(self.corpus.passage(self.first.len() - index, 97, TURN));
-                    Prompt { resumable: Some(self.floor(prompt.ids.len())), ids, ..prompt.clone() }
-                }
-                Kind::Shared => Prompt {
-                    ids: self.with_tail(prompt, 2, index),
-                    resumable: Some(self.allowed(SHARED_PREFIX)),
-                    ..prompt.clone()
-                },
-            })
-            .collect()
-    }
-
-    /// Up to `count` prompts of the cold kind that no other round sends.
-    pub(crate) fn fresh(&self, count: usize) -> Vec<Prompt> {
-        let requests = self.first.len();
-        (0..count.min(requests))
-            .map(|index| {
-                let mut ids = vec![u32::from(b'#')];
-                let len = self.first[index].ids.len() - 1;
-                ids.extend(self.corpus.passage(2 * index + 1, 2 * requests, len));
-                Prompt { ids, ..self.first[index].clone() }
-            })
-            .collect()
-    }
-
-    /// Prompts that an earlier round has sent: each resumes at its own anchor.
-    pub(crate) fn seen(&self, prompts: &[Prompt]) -> Vec<Prompt> {
-        prompts
-            .iter()
-            .map(|prompt| Prompt {
-                resumable: Some(self.floor(prompt.ids.len() - 1)),
-                ..prompt.clone()
-            })
-            .collect()
-    }
-
-    fn floor(&self, tokens: usize) -> usize {
+impl Rules {
+    /// The largest boundary within `tokens`, where one is kept there.
+    pub(crate) fn floor(self, tokens: usize) -> usize {
         self.allowed(tokens / self.block * self.block)
     }
 
-    fn allowed(&self, tokens: usize) -> usize {
+    /// The boundary `tokens`, unless nothing is kept.
+    pub(crate) fn allowed(self, tokens: usize) -> usize {
         if self.grid == Grid::Off { 0 } else { tokens }
     }
 
-    fn with_tail(&self, prompt: &Prompt, sight: usize, index: usize) -> Vec<u32> {
-        let mut ids = prompt.ids[..SHARED_PREFIX].to_vec();
-        // The first token tells the tails apart, so that the shared prefix ends where it says.
-        ids.push(u32::from(b'0') + sight as u32);
-        // Residues of tail lengths are spread, too.
-        let tail = TURN / sight + index * 5;
-        ids.extend(self.corpus.passage(3 * index + sight, 89, tail));
-        ids
+    /// What a prompt resumes that has `known` tokens of blocks and no state but the grid's.
+    pub(crate) fn grid_floor(self, known: usize) -> usize {
+        match self.grid {
+            Grid::Every(interval) => known / interval * interval,
+            Grid::Anchors | Grid::Off => 0,
+        }
     }
 }
 
-/// Lengths go through the residues of the block evenly and meet 0, 1 and `block - 1`.
-fn length(index: usize, requests: usize, block: usize) -> usize {
-    let residue = match index {
-        0..=2 => [0, 1, block - 1][index],
-        3..=5 => [block - 1, 0, 1][index - 3],
-        _ => (index - 5) * block / (requests - 5),
-    };
-    (BLOCKS_MIN + index * 3 % BLOCKS_SPREAD) * block + residue
+/// The prompts of a run. Request `i` of a round has kind `i mod 3`.
+pub(crate) trait Workload {
+    fn rules(&self) -> Rules;
+
+    /// Nothing was seen before.
+    fn cold(&self) -> Vec<Prompt>;
+
+    /// Each shared prefix with a second tail: its blocks are known, its state is not yet.
+    fn second_sight(&self) -> Vec<Prompt>;
+
+    /// The repeated traffic; `outputs[i]` is what request `i` of the cold round generated.
+    fn resumed(&self, outputs: &[Vec<u32>]) -> Vec<Prompt>;
+
+    /// Up to `count` prompts of the cold kind that no other round sends.
+    fn fresh(&self, count: usize) -> Vec<Prompt>;
+
+    /// Prompts that an earlier round has sent: each resumes at its own anchor.
+    fn seen(&self, prompts: &[Prompt]) -> Vec<Prompt> {
+        let anchor = |prompt: &Prompt| self.rules().floor(prompt.ids.len() - 1);
+        prompts
+            .iter()
+            .map(|prompt| Prompt { resumable: Some(anchor(prompt)), ..prompt.clone() })
+            .collect()
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prompts_have_the_promised_shape() {
-        let workload = Workload::new(Corpus::built_in(), 24, 256, Grid::Every(8_192));
-        let cold = workload.cold();
-        let mut residues: Vec<_> = cold.iter().map(|p| p.ids.len() % 256).collect();
-        residues.sort_unstable();
-        assert!(residues.windows(2).all(|w| w[1] - w[0] <= 40), "residues {residues:?}");
-        for prompt in &cold {
-            assert!((2_600..=4_800).contains(&prompt.ids.len()), "{}", prompt.ids.len());
-        }
-        for kind in Kind::ALL {
-            assert_eq!(cold.iter().filter(|p| p.kind == kind).count(), 8);
-        }
-        let prefixes: std::collections::BTreeSet<_> =
-            cold.iter().map(|p| p.ids[..256].to_vec()).collect();
-        assert_eq!(prefixes.len(), 24, "no two prompts share their first block");
-    }
-
-    #[test]
-    fn tails_part_right_behind_the_shared_prefix() {
-        let workload = Workload::new(Corpus::built_in(), 6, 256, Grid::Every(8_192));
-        let outputs = vec![vec![7; 32]; 6];
-        let third = workload.resumed(&outputs);
-        for (first, third) in workload.cold().iter().zip(&third) {
-            if first.kind == Kind::Shared {
-                let common = first.ids.iter().zip(&third.ids).take_while(|(a, b)| a == b).count();
-                assert!((SHARED_PREFIX..SHARED_PREFIX + 256).contains(&common));
-            }
-        }
-        let second = workload.second_sight();
-        assert_eq!(second.len(), 2);
-        assert_ne!(second[0].ids[SHARED_PREFIX], third[2].ids[SHARED_PREFIX]);
-    }
+/// Whole blocks of the prompt of request `index`.
+pub(crate) fn blocks(index: usize) -> usize {
+    BLOCKS_MIN + index * 3 % BLOCKS_SPREAD
 }
