@@ -62,7 +62,8 @@ impl Order {
 
     /// Bytes held, used or not.
     pub(crate) const fn bytes(&self) -> u64 {
-        let numbers = size_of_val(self.spare.as_slice()) + size_of_val(self.places.as_slice());
+        let spare = self.spare.capacity() * size_of_val(&self.len);
+        let numbers = spare + size_of_val(self.places.as_slice());
         (size_of_val(self.nodes.as_slice()) + numbers) as u64
     }
 
