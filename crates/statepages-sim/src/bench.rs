@@ -15,9 +15,9 @@ use statepages_page::{
 };
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
-    ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome, PlanRequest,
-    PolicyReport, PromptKeys, Purpose, Residency, Schedulers, Speculation, StateRuntime,
-    StateTransfer, Victim, VictimPolicy, VictimView,
+    ConfigError, ControlPlane, ControlPlaneConfig, Filed, KeepPlan, KeepReason, Notice, Outcome,
+    PlanRequest, PolicyReport, PromptKeys, Purpose, Residency, Schedulers, Speculation,
+    StateRuntime, StateTransfer, Victim, VictimPolicy, VictimView,
 };
 
 use crate::random::Random;
@@ -86,12 +86,19 @@ struct Bench<'a> {
 }
 
 /// Measures every operation with a pool of `pages` and images of `units`. `now` answers nanoseconds
-/// since some moment. `None` where the pool is too small for it.
-pub fn bench_store(pages: u32, units: u32, now: &dyn Fn() -> u64) -> Option<Vec<Row>> {
-    if units == 0 || pages < 40 * units {
-        return None;
+/// since some moment.
+pub fn bench_store(
+    pages: u32,
+    units: u32,
+    now: &dyn Fn() -> u64,
+) -> Result<Vec<Row>, BenchRefused> {
+    if units == 0 {
+        return Err(BenchRefused::NoUnits);
     }
-    let mut bench = Bench::new(pages, units, now);
+    if u64::from(pages) < 40 * u64::from(units) {
+        return Err(BenchRefused::TooFewPages { pages, units });
+    }
+    let mut bench = Bench::new(pages, units, now)?;
     bench.scatter();
     let occupier = bench.occupy(pages / 8);
     bench.measure_stores("store_evicting_kv", bench.cached() / units / 4);
@@ -108,15 +115,33 @@ pub fn bench_store(pages: u32, units: u32, now: &dyn Fn() -> u64) -> Option<Vec<
     let Bench { mut plane, anchor, mut rows, .. } = bench;
     let _ = plane.release(anchor);
     rows.sort_by_key(|row| row.op);
-    Some(rows)
+    Ok(rows)
+}
+
+/// Sizes that cannot be measured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BenchRefused {
+    /// An image of no units.
+    #[error("units of an image: expected at least 1, got 0")]
+    NoUnits,
+    /// The pool holds too few images for what is measured.
+    #[error("pages: expected at least 40 images of {units} units, got {pages}")]
+    TooFewPages {
+        /// Pages asked for.
+        pages: u32,
+        /// Units of an image.
+        units: u32,
+    },
+    /// More than the control plane can name.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 impl<'a> Bench<'a> {
-    fn new(pages: u32, units: u32, now: &'a dyn Fn() -> u64) -> Self {
+    fn new(pages: u32, units: u32, now: &'a dyn Fn() -> u64) -> Result<Self, ConfigError> {
         let records_first = Arc::new(AtomicBool::new(false));
         let policy = Told { records_first: Arc::clone(&records_first) };
-        let mut plane = ControlPlane::new(config(pages, units), Box::new(policy))
-            .expect("the measured configuration can run");
+        let mut plane = ControlPlane::new(config(pages, units), Box::new(policy))?;
         let domain = Domain { model_revision: "bench", ..Domain::default() }.tag();
         // More boundaries than records, so that each is stored anew after its record has gone.
         let blocks = pages / (units + 1) + 8 * GROUP;
@@ -132,7 +157,7 @@ impl<'a> Bench<'a> {
         plane.join(&mut receipt, &anchor, anchor_keys.len());
         plane.settle(receipt, Outcome::Done);
         plane.advance(&mut anchor, &anchor_keys, anchor_keys.len());
-        Self {
+        Ok(Self {
             plane,
             records_first,
             ops,
@@ -145,7 +170,7 @@ impl<'a> Bench<'a> {
             next_boundary: 0,
             now,
             rows: Vec::new(),
-        }
+        })
     }
 
     fn cached(&self) -> u32 {

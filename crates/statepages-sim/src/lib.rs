@@ -13,9 +13,9 @@ mod shrink;
 mod small;
 mod tally;
 
-pub use bench::{Row, bench_store};
+pub use bench::{BenchRefused, Row, bench_store};
 pub use run::{Report, replay, run};
-pub use setup::{Act, Bug, Setup};
+pub use setup::{Act, Bug, Keeper, Setup};
 pub use shrink::{Failure, attempt, shrink};
 pub use small::{
     Broken, Explored, Small, SmallBug, TRANSITIONS, explore, larger_worlds, largest_world,

@@ -3,7 +3,7 @@
 use statepages_page::{BlockSize, Pages};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
-    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
+    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer, Statepages, VictimPolicy,
 };
 
 use crate::device::model;
@@ -38,6 +38,15 @@ impl Bug {
     ];
 }
 
+/// Who chooses victims, and what a prefill is cut for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// The published order.
+    Reference,
+    /// The project's policy.
+    Statepages,
+}
+
 /// A world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
@@ -55,6 +64,8 @@ pub struct Setup {
     pub lanes: u32,
     /// Grid of kept boundaries, in blocks; `None` keeps anchors and demands only.
     pub interval: Option<u32>,
+    /// The policy.
+    pub keeper: Keeper,
     /// Tokens of a batch at most.
     pub budget: u64,
     /// Batches in flight at most, 1 or 2.
@@ -195,6 +206,8 @@ impl Setup {
             block: 4,
             lanes: draw.within(2, 11) as u32,
             interval: [None, Some(1), Some(2), Some(3)][draw.below(4) as usize],
+            // Each shape of world is met under both.
+            keeper: if seed / 8 % 2 == 0 { Keeper::Reference } else { Keeper::Statepages },
             budget: draw.within(slots, 24),
             in_flight,
             order: if draw.percent(50) { BackendOrder::Ordered } else { BackendOrder::Unordered },
@@ -257,7 +270,12 @@ impl Setup {
             speculation: if self.drafts > 0 { Speculation::On } else { Speculation::Off },
             events_max: 64,
         };
-        ControlPlane::new(config, Box::new(ReferenceOrder)).expect("the world can run")
+        let units = config.runtime.spec().map_or(Pages::ZERO, CheckpointSpec::units_per_checkpoint);
+        let policy: Box<dyn VictimPolicy> = match self.keeper {
+            Keeper::Reference => Box::new(ReferenceOrder),
+            Keeper::Statepages => Box::new(Statepages::new(config.pages_max, units)),
+        };
+        ControlPlane::new(config, policy).expect("the world can run")
     }
 }
 

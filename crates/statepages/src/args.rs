@@ -53,6 +53,15 @@ pub(crate) enum Image {
     Live,
 }
 
+/// What is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Keeping {
+    /// What saves most tokens for its pages, by how often its kind is read
+    Statepages,
+    /// Every boundary; cached KV is given up before checkpoints, each least recently used first
+    Reference,
+}
+
 /// A fault that the demo puts in, to show that its comparison sees one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fault {
@@ -80,12 +89,15 @@ pub(crate) struct EngineArgs {
     /// Requests that may be resident at once: the number of slots, and the demo's concurrency
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = value_parser!(u32).range(1..=SLOTS_MAX))]
     pub(crate) max_seqs: u32,
-    /// Pages of the pool, of 168 KB each with bf16 rows
+    /// Pages of the pool, of 132 KiB each with the built-in model and bf16 rows
     #[arg(long, default_value_t = 2_048, value_parser = value_parser!(u32).range(1..=PAGES_MAX))]
     pub(crate) pages: u32,
-    /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 keeps anchors and demands only
+    /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 has no grid
     #[arg(long, default_value_t = 8_192, value_name = "TOKENS", allow_negative_numbers = true)]
     pub(crate) state_checkpoint_interval_tokens: i64,
+    /// Who is given up when pages are short, and which boundaries are worth a cut
+    #[arg(long, value_enum, default_value_t = Keeping::Statepages)]
+    pub(crate) policy: Keeping,
     /// Which bytes of a slot a checkpoint keeps
     #[arg(long, value_enum, default_value_t = Image::Live)]
     pub(crate) image: Image,

@@ -18,9 +18,8 @@ pub(crate) fn run(args: &BenchStoreArgs) -> Result<()> {
     let mut rows = Vec::new();
     for &pages in &args.units {
         let units = args.units_per_checkpoint;
-        let measured = bench_store(pages, units, &now).with_context(|| {
-            format!("--units: expected at least 40 images of {units} units, got {pages}")
-        })?;
+        let measured = bench_store(pages, units, &now)
+            .with_context(|| format!("--units {pages} --units-per-checkpoint {units}"))?;
         rows.extend(measured);
     }
     if let Some(path) = &args.plot {

@@ -11,11 +11,11 @@ use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
 use statepages_page::{BlockSize, Pages};
 use statepages_store::{
     BackendOrder, Caching, CheckpointInterval, CheckpointSpec, ControlPlane, ControlPlaneConfig,
-    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer,
+    ReferenceOrder, Schedulers, Speculation, StateRuntime, StateTransfer, Statepages, VictimPolicy,
 };
 use statepages_weights::{Published, available_memory};
 
-use crate::args::{EngineArgs, Fault};
+use crate::args::{EngineArgs, Fault, Keeping};
 use crate::fault::FaultyRunner;
 
 /// Tokens of a block: the grid of boundaries.
@@ -141,5 +141,10 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         schedulers: Schedulers::Unified,
         events_max: EVENTS_MAX,
     };
-    ControlPlane::new(config, Box::new(ReferenceOrder)).context("--pages and --max-seqs")
+    let units = config.runtime.spec().map_or(Pages::ZERO, CheckpointSpec::units_per_checkpoint);
+    let policy: Box<dyn VictimPolicy> = match args.policy {
+        Keeping::Statepages => Box::new(Statepages::new(config.pages_max, units)),
+        Keeping::Reference => Box::new(ReferenceOrder),
+    };
+    ControlPlane::new(config, policy).context("--pages and --max-seqs")
 }

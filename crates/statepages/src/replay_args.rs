@@ -72,6 +72,8 @@ pub(crate) enum TimeName {
 
 /// Most pages of a pool: its index alone takes a kilobyte a page.
 pub(crate) const POOL_PAGES_MAX: u32 = 1 << 22;
+/// Tokens of a made-up text: beyond the context of any published model, within any memory.
+const MADE_TOKENS_MAX: i64 = 1 << 24;
 
 /// A pool: pages, or a share of what the workload would fill.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,16 +175,16 @@ pub(crate) struct ReplayArgs {
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = value_parser!(u32).range(1..=10_000_000))]
     pub(crate) prompts: u32,
     /// Tokens of a `distinct` prompt
-    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=MADE_TOKENS_MAX))]
     pub(crate) prompt_tokens: u32,
     /// Prefixes of `shared`
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) prefixes: u32,
     /// Tokens of a `shared` prefix
-    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=MADE_TOKENS_MAX))]
     pub(crate) prefix_tokens: u32,
     /// Tokens of a `shared` tail
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=MADE_TOKENS_MAX))]
     pub(crate) tail_tokens: u32,
     /// Draw what the last round realised against pages, an SVG
     #[arg(long, value_name = "FILE")]

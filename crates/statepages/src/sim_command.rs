@@ -72,23 +72,25 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
 }
 
 fn run_all(first: u64, last: u64, events: u64) -> Sum {
-    let next = AtomicU64::new(first);
+    // Claimed by count, so that no claim passes the last seed there is.
+    let (seeds, claimed) = (last - first, AtomicU64::new(0));
     let sum = Mutex::new(Sum::default());
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= last {
+                    let claim = claimed.fetch_add(1, Ordering::Relaxed);
+                    if claim >= seeds {
                         return;
                     }
+                    let seed = first + claim;
                     let outcome = attempt(&Setup::of(seed), events);
                     let mut sum = sum.lock().expect("a run's panic is caught inside it");
                     match outcome {
                         Ok(report) => sum.add(&report),
                         Err(failure) => {
-                            next.store(last, Ordering::Relaxed);
+                            claimed.store(seeds, Ordering::Relaxed);
                             let earlier = sum.failure.as_ref().map(|failure| failure.setup.seed);
                             if earlier.is_none_or(|earlier| seed < earlier) {
                                 sum.failure = Some(*failure);

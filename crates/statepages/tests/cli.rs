@@ -5,14 +5,13 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use statepages_engine::Passes;
 use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::ModelConfig;
 use statepages_page::{BlockSize, ImageRule, Pages};
 use statepages_replay::{
     Ask, Order, Pace, Phase, Policy, Prompt, Reply, Server, Trace, Watch, replay,
 };
-use statepages_store::{CheckpointInterval, LossReason};
+use statepages_store::LossReason;
 
 /// Random weights on byte tokens: what must hold of any model is shown on these, too.
 const SEEDED: [&str; 2] = ["--weights-seed", "20260"];
@@ -323,9 +322,9 @@ fn the_laboratory_counts_like_the_demo(recorded: &str, demo: &Value) {
         pages: Pages::new(2_048),
         seqs: 8,
         batched_tokens: 1_024,
-        policy: Policy::Reference,
-        interval: Some(CheckpointInterval::Grid(Pages::new(32))),
-        passes: Some(Passes::Mixed),
+        policy: Policy::Statepages,
+        interval: None,
+        passes: None,
     };
     let watch = Watch { now: &|| 0, progress: &|_, _, _| () };
     let run = replay(&server, &phases, Order::File, 0, &watch).unwrap();

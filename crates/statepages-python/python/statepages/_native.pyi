@@ -575,7 +575,7 @@ class PageUnitCheckpointStore:
     def _counts(self) -> tuple[int, int]: ...
 
 class PagedStateCheckpointCoordinator:
-    """Schedules page-backed checkpoints for per-request state."""
+    """Says when a request's state is kept, and from where a prompt goes on."""
 
     successor_room: float
     readable_midstep: bool

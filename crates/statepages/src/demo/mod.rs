@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use statepages_engine::{CpuRunner, Sampling, Stop};
 
-use crate::args::{DemoArgs, EngineArgs, Fault};
+use crate::args::{DemoArgs, EngineArgs, Fault, Keeping};
 use crate::built_in;
 use crate::fault::FaultyRunner;
 use crate::metrics::MetricsOut;
@@ -99,6 +99,7 @@ fn shifted(args: &DemoArgs) -> DemoArgs {
     let engine = match args.fault {
         Some(Fault::WrongBoundary) => EngineArgs {
             state_checkpoint_interval_tokens: built_in::BLOCK_TOKENS as i64,
+            policy: Keeping::Reference,
             ..args.engine.clone()
         },
         Some(Fault::SkipRestore) | None => args.engine.clone(),

@@ -1,4 +1,4 @@
-"""State checkpoints backed by arbitrary page-sized units."""
+"""Images of request state, cut into pages of the KV pool that need not be neighbours."""
 
 from __future__ import annotations
 
