@@ -8,7 +8,7 @@ Matrix products run in `Run.dtype` (bf16 to train, float32 to measure, float64 t
 router, compressor, indexer weights and hyper-connections run in float32 or better.
 
 The indexer gets no gradient through its choice. `Run.teach` = a phase in 0..3 adds the divergence between what its
-layer attends to and what it scores, over the queries of that phase, with detached inputs.
+layer attends to and what it scores, over the queries of that phase, with detached inputs. `Run.lead` shows it the entries instead.
 """
 
 import math
@@ -33,6 +33,22 @@ class Fault:
 
 
 @dataclass
+class Lead:
+    """What the first CSA layer is shown in a run with `train.py --lead`, at `rows` [B * K], as many in every sequence: the first of the two
+    entries that hold the fact, the question's name and attribute, each with its weight (0: nothing to show); `names` and
+    `attributes` [V, D] read them out of the layer's input. `found` receives the three losses and, by row, whether the fact is among the 16 best."""
+
+    rows: torch.Tensor
+    entry: torch.Tensor
+    name: torch.Tensor
+    attribute: torch.Tensor
+    weights: torch.Tensor
+    names: torch.Tensor
+    attributes: torch.Tensor
+    found: list = field(default_factory=list)
+
+
+@dataclass
 class Run:
     """How one forward is executed. `rows`: the format of cached rows, 'exact' | 'bf16' | 'fp8' (the two-plane row, and fp8
     index rows); every query reads rounded rows, those of its own chunk too. `taps` receives the index scores and choices by layer when it is a dict.
@@ -45,6 +61,7 @@ class Run:
     rows: str = "exact"
     fault: Fault | None = None
     taps: dict | None = None
+    lead: Lead | None = None
     divergence: list = field(default_factory=list)
     odd: list = field(default_factory=list)
 
@@ -314,9 +331,34 @@ def divergence(scores, raw_window, raw_entries, sink, weight, position, scale: f
     return (terms.sum(-1) * weight).sum() / weight.sum(), odd
 
 
+plain_index_query = index_query  # stays as it is when the pieces are compiled
+
+
+def show(lead, x, qr, w, pre, cfg, tables, run):
+    """The losses of `Lead`. Unlike the divergence they reach the layers below."""
+    cos, sin = (t[lead.rows] for t in tables.tokens(4))
+    pre_index = pre + "indexer."
+    q, weights = plain_index_query(x[lead.rows], qr[lead.rows], w[pre_index + "wq_b.weight"], w[pre_index + "weights_proj.weight"], cos, sin, cfg["index_n_heads"], run.dtype)
+    keys = compress(x, w, pre_index + "compressor.", 4, tables, cfg["rms_norm_eps"], run).to(run.dtype)
+    raw = wide(q.reshape(tables.batch, -1, q.shape[-1]) @ keys.mT).view(len(q), q.shape[1], -1)
+    visible = torch.arange(raw.shape[-1], device=raw.device) < ((tables.position[lead.rows] + 1) // 4)[:, None]
+    scores = torch.where(visible, (torch.relu(raw) * weights[..., None]).sum(1), -1e30)
+    pair = torch.stack([lead.entry, lead.entry + 1], 1)
+    best = torch.gather(scores, 1, pair).amax(1, keepdim=True)
+    mean = lambda each, weight: (each * weight).sum() / weight.sum().clamp(min=1)
+    read = lambda table, wanted: F.cross_entropy(x[lead.rows] @ table.T, wanted, reduction="none")
+    entry = -torch.logsumexp(torch.gather(torch.log_softmax(scores, -1), 1, pair), 1)
+    lead.found += [mean(entry, lead.weights[0]), mean(read(lead.names, lead.name), lead.weights[1]), mean(read(lead.attributes, lead.attribute), lead.weights[2]),
+                   (scores > best).sum(1) < 16]
+
+
 def index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries):
     """The choice of entries [N, E], or None if every visible entry is to be used."""
     heads, eps = cfg["index_n_heads"], cfg["rms_norm_eps"]
+    teach_weight = tables.teach_weight
+    if run.lead is not None and layer == cfg["compress_ratios"].index(4):
+        show(run.lead, x, qr, w, pre, cfg, tables, run)
+        teach_weight = teach_weight.scatter(0, run.lead.rows, teach_weight[run.lead.rows] * (1 - run.lead.weights[0]))
     x, qr = x.detach(), qr.detach()
     pre_index = pre + "indexer."
     cos, sin = tables.tokens(4)
@@ -325,7 +367,7 @@ def index(x, qr, w, pre, cfg, layer, tables, run, raw_window, raw_entries):
         keys = cached(compress(x, w, pre_index + "compressor.", 4, tables, eps, run).to(run.dtype), run, 0)
     if run.teach is not None:
         scores = index_scores(q, weights, keys, tables, run.teach)
-        seen = [every(t, tables, run.teach) for t in (raw_window.detach(), raw_entries.detach(), tables.teach_weight, tables.position)]
+        seen = [every(t, tables, run.teach) for t in (raw_window.detach(), raw_entries.detach(), teach_weight, tables.position)]
         loss, odd = divergence(scores, seen[0], seen[1], w[pre + "attn_sink"].detach(), seen[2] * (seen[3] >= 3), seen[3], cfg["head_dim"] ** -0.5)
         run.divergence.append(loss)
         run.odd.append(odd)

@@ -37,6 +37,8 @@ CAST, WATCHERS, OPENING = 24, 12, 6
 USUAL = (19, 49, 71, 86, 88), (1, 2, 3, 4)
 DRILL = (8, 36, 72, 74, 75), (1, 2, 3, 3, 4, 4)
 DRILL_ATTRIBUTES = 3
+# The usual lines with more questions: for `train.py --lead` alone.
+ASKING = (17, 42, 62, 70, 71), (1, 2, 3, 3, 4)
 LONGEST_LINE = 24
 REST, WINDOW, HISTORY, ACROSS, GUEST = 0, 1, 2, 3, 4
 KINDS = {WINDOW: "window", HISTORY: "history", ACROSS: "across"}
@@ -105,6 +107,7 @@ class Conversation:
         self.attributes = [(start + i) % count for i in range(DRILL_ATTRIBUTES if drill else count)]
         self.drill, self.facts, self.facts_of = drill, {}, {}
         self.logs, self.guests = {}, {}
+        self.source, self.subject, self.answered = None, None, []
 
     # ------------------------------------------------------------------------------------------ sentences
     def say(self, template, **slots):
@@ -169,7 +172,7 @@ class Conversation:
         """A question with its answer, or False if no candidate exists. `fresh`: only what nothing has asked before."""
         here, templates = len(self.tokens), self.world.templates
         old = lambda facts: [f for f in facts if f.end <= here - FAR and not (fresh and f.asked)]
-        self.source = None
+        self.source, self.subject = None, None
         if kind == WINDOW:
             near = [n for n in self.cast[:WATCHERS]
                     if n in self.logs and self.logs[n][2] >= here - NEAR and not (fresh and self.logs[n][3])]
@@ -193,6 +196,7 @@ class Conversation:
                 return False
             berth = self.pick(near)
             if kind == GUEST:
+                self.subject = self.guests[berth][0], None
                 self.say(templates["ask_guest"][0], berth=berth)
                 return self.answer(kind, self.guests[berth][0], None)
             known = old(self.facts_of[self.guests[berth][0]])
@@ -201,10 +205,12 @@ class Conversation:
             fact = self.pick(contested or known)
             self.say(templates["ask_across"][0], attr=self.world.attributes[fact.attr], berth=berth)
         fact.asked, self.source = True, fact.value
+        self.subject = fact.name, self.world.attributes[fact.attr]
         return self.answer(kind, fact.adj, fact.noun)
 
     def answer(self, kind, one, two):
         words = [one] if two is None else [one, two]
+        self.answered.append((len(self.tokens), kind, self.source, self.subject))
         self.tokens += [*words, self.world.stop]
         self.marks += [kind] * len(words) + [REST]
         return True
@@ -229,12 +235,13 @@ class Conversation:
             self.fill()
 
 
-def training_text(world, seed, length, drill):
-    """(tokens, marks), both of exactly `length`."""
+def training_text(world, seed, length, drill, usual=USUAL):
+    """(tokens, marks, answers): tokens and marks of exactly `length`; an answer is (position of its first word, kind,
+    position of the fact's first value word or None, (name, attribute or None) or None)."""
     talk = Conversation(world, seed, drill)
     while len(talk.tokens) < length:
-        talk.line(DRILL if drill else USUAL)
-    return talk.tokens[:length], talk.marks[:length]
+        talk.line(DRILL if drill else usual)
+    return talk.tokens[:length], talk.marks[:length], [a for a in talk.answered if a[0] < length]
 
 
 def evaluation_prompt(world, index):
