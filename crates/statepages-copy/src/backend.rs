@@ -83,14 +83,8 @@ impl fmt::Display for CopyError {
     }
 }
 
-impl std::error::Error for CopyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Refused(refused) => Some(refused),
-            _ => None,
-        }
-    }
-}
+// Its text holds that of its cause; a source beside it would be printed a second time.
+impl std::error::Error for CopyError {}
 
 impl From<Refused> for CopyError {
     fn from(refused: Refused) -> Self {

@@ -104,14 +104,8 @@ impl fmt::Display for MemoryError {
     }
 }
 
-impl std::error::Error for MemoryError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Device(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+// Its text holds that of its cause; a source beside it would be printed a second time.
+impl std::error::Error for MemoryError {}
 
 impl From<DeviceError> for MemoryError {
     fn from(error: DeviceError) -> Self {

@@ -159,14 +159,8 @@ impl fmt::Display for GeometryError {
     }
 }
 
-impl std::error::Error for GeometryError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Layout(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+// Its text holds that of its cause; a source beside it would be printed a second time.
+impl std::error::Error for GeometryError {}
 
 impl From<LayoutError> for GeometryError {
     fn from(error: LayoutError) -> Self {

@@ -101,13 +101,5 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::File { source, .. } => Some(source),
-            Self::Json { source, .. } => Some(source),
-            Self::Config(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+// Its text holds that of its cause; a source beside it would be printed a second time.
+impl std::error::Error for OpenError {}

@@ -42,6 +42,26 @@ fn refused(args: &[&str], wanted: &[&str]) {
     assert!(!errors.contains("panicked"), "{args:?}: {errors}");
 }
 
+#[test]
+fn a_cause_is_told_once() {
+    let output = statepages(&["geometry", "--config", "no-such-folder"]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(errors.matches("os error").count(), 1, "{errors}");
+}
+
+#[test]
+fn sizes_beyond_the_control_plane_are_refused() {
+    refused(&["bench", "store", "--units", "4294967295"], &["--units 4294967295"]);
+    refused(&["bench", "store", "--units-per-checkpoint", "0"], &["--units-per-checkpoint 0"]);
+}
+
+#[test]
+fn the_last_seeds_are_run_and_no_others() {
+    let seeds = "18446744073709551613..18446744073709551615";
+    let report = json(&statepages(&["sim", "--seeds", seeds, "--events", "50", "--json"]));
+    assert_eq!(report["seeds"], 2);
+}
+
 /// `[page, slot, image, units, spans, tiles]` of a geometry; a zero is not looked at.
 fn geometry(args: &str, expected: [u64; 6]) {
     let mut words = vec!["geometry", "--json"];

@@ -126,6 +126,15 @@ fn prompts_of_a_file_keep_their_sessions_times_and_replies() {
         &["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()],
         &["bad.jsonl:2", "prompt", "tokenizer"],
     );
+    fs::write(&bad, "\n\n").unwrap();
+    refused(
+        &["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()],
+        &["an empty file"],
+    );
+    refused(
+        &["replay", "--workload", "distinct", "--prompt-tokens", "1000000000"],
+        &["--prompt-tokens"],
+    );
     refused(&["replay", "--workload", "jsonl"], &["--file"]);
     refused(&["replay", "--workload", "gsm8k64"], &["--data", "gsm8k"]);
     refused(&["replay", "--workload", "distinct", "--pages", "0"], &["--pages", "got 0"]);
