@@ -207,7 +207,11 @@ impl Setup {
             lanes: draw.within(2, 11) as u32,
             interval: [None, Some(1), Some(2), Some(3)][draw.below(4) as usize],
             // Each shape of world is met under both.
-            keeper: if seed / 8 % 2 == 0 { Keeper::Reference } else { Keeper::Statepages },
+            keeper: if (seed / 8).is_multiple_of(2) {
+                Keeper::Reference
+            } else {
+                Keeper::Statepages
+            },
             budget: draw.within(slots, 24),
             in_flight,
             order: if draw.percent(50) { BackendOrder::Ordered } else { BackendOrder::Unordered },
