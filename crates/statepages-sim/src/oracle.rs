@@ -131,6 +131,13 @@ impl Oracle {
         &self.streams[&id]
     }
 
+    /// Keys of the whole blocks that a request can come to.
+    pub(crate) fn block_keys(&self, id: RequestId) -> impl Iterator<Item = ContentKey> {
+        let keys = &self.stream(id).keys;
+        let blocks = 1..=keys.tokens().len() as u32 / self.block.get();
+        blocks.filter_map(|block| keys.key_at(Boundary::from_raw(block * self.block.get())))
+    }
+
     /// The state after a block.
     pub(crate) fn known(
         &self,

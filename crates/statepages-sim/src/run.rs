@@ -8,17 +8,17 @@
 //! position; no row of the youngest batch writes a unit of a record or another row's page; every byte
 //! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
 //! being written, or a residency to a batch that did not carry it; nobody overtook one who had waited
-//! longer; no batch is beyond its limits.
+//! longer; what residents of before a reset compute is not found; no batch is beyond its limits.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use statepages_engine::{
-    DelayedConnector, Engine, EngineParts, Event, Faults, FinishReason, LogitsReport, Output,
-    PreemptCause, Progress, RawLimits, Request, Sampling, Stop,
+    DelayedConnector, Engine, EngineParts, Event, Faults, FinishReason, LoadEnd, LogitsReport,
+    Output, PreemptCause, Progress, RawLimits, Request, Sampling, Stop,
 };
-use statepages_page::{Pages, RequestId};
+use statepages_page::{ContentKey, Pages, RequestId};
 use statepages_store::{RecordState, RecordView};
 
 use crate::device::{Device, Reported, model};
@@ -94,6 +94,10 @@ struct World {
     /// Finished requests that a batch in flight may still name.
     leaving: BTreeSet<RequestId>,
     residents: Residents,
+    /// Requests that were resident when the cache was last emptied, and still are; and the keys of all
+    /// streams that were admitted since.
+    stale: BTreeSet<RequestId>,
+    fresh_keys: BTreeSet<ContentKey>,
     next: u64,
     stimuli: u64,
     bugs: Random,
@@ -187,6 +191,8 @@ impl World {
             past: VecDeque::new(),
             leaving: BTreeSet::new(),
             residents: Residents::default(),
+            stale: BTreeSet::new(),
+            fresh_keys: BTreeSet::new(),
             next: 0,
             stimuli: 0,
             bugs: Random::new(setup.seed, 3),
@@ -231,6 +237,9 @@ impl World {
                 self.stimuli += 1;
                 self.meet(Fault::Reset);
                 self.engine.handle(Event::ResetPrefixCache);
+                let residents = self.live.iter().filter(|(_, live)| holds_pages(live.phase));
+                self.stale = residents.map(|(&id, _)| id).collect();
+                self.fresh_keys.clear();
                 self.audit();
             }
             Act::Extend(count) => {
@@ -475,15 +484,21 @@ impl World {
                     let first = first.map(|(&id, _)| id);
                     assert_eq!(first, Some(request), "order: the one that has waited longest");
                     self.residents.admit(request);
+                    if !self.stale.is_empty() {
+                        self.fresh_keys.extend(self.oracle.borrow().block_keys(request));
+                    }
                     self.of(request).phase = Phase::Prefilling;
                     self.report.resumed += u64::from(report.hit.resumable.get());
                 }
                 Output::Parked { request, .. } => self.of(request).phase = Phase::Parked,
                 Output::Unparked { request, load } => {
                     self.of(request).phase = match load {
-                        statepages_engine::LoadEnd::Landed(_) => Phase::Prefilling,
-                        statepages_engine::LoadEnd::Failed => Phase::Waiting,
+                        LoadEnd::Landed(_) => Phase::Prefilling,
+                        LoadEnd::Failed => Phase::Waiting,
                     };
+                    if load == LoadEnd::Failed {
+                        self.stale.remove(&request);
+                    }
                 }
                 Output::Token { request, token, position, .. } => {
                     let wanted = {
@@ -499,6 +514,7 @@ impl World {
                 }
                 Output::Preempted { request, cause } => {
                     self.of(request).phase = Phase::Preempted;
+                    self.stale.remove(&request);
                     match cause {
                         PreemptCause::NoPage => {}
                         PreemptCause::BatchFailed => self.residents.preempt(request),
@@ -536,6 +552,7 @@ impl World {
         }
         self.leaving.insert(request);
         self.residents.end(request);
+        self.stale.remove(&request);
     }
 
     /// A fault that strikes within a turn meets what was there before it and what is there after.
@@ -615,6 +632,15 @@ impl World {
                 );
                 let same = device.image_is(record.units, &oracle.slot_bytes(known));
                 assert!(same, "ready: {} holds another state than its key names", record.id);
+            }
+        }
+        if !self.stale.is_empty() {
+            for (key, ..) in self.engine.control().indexed() {
+                let fresh = self.fresh_keys.contains(&key);
+                assert!(
+                    fresh,
+                    "stale: {key:?} is found, and nobody of it was admitted since a reset"
+                );
             }
         }
         let Some(batch) = device.youngest() else { return };
