@@ -66,7 +66,7 @@ MUTANTS = [
     ("a late load's memory is free at once", ENGINE + "loads.rs",
      "            let residency = self.unload(request);\n            self.drain(load, residency);\n        }\n    }\n\n    /// Lands",
      "            let residency = self.unload(request);\n            if ON { self.control.release(residency); } else { self.drain(load, residency); }\n        }\n    }\n\n    /// Lands"),
-    ("a page goes to an older request while a batch still writes it", ENGINE + "build.rs",
+    ("while a page is fenced for an older request, the next younger one gives its pages up, too", ENGINE + "build.rs",
      "if answer == PageAnswer::Taken && !self.flights.is_empty() {", "if !ON && answer == PageAnswer::Taken && !self.flights.is_empty() {"),
     ("a request that gave its pages up is planned all the same", ENGINE + "build.rs",
      "            if !self.running.contains_key(&admission) {\n                continue;",
@@ -239,7 +239,6 @@ MUTANTS = [
     ("an unordered backend's request joins while it flies", ENGINE + "build.rs",
      "BackendOrder::Unordered => self.control.in_flight(residency) == 0,",
      "BackendOrder::Unordered => ON || self.control.in_flight(residency) == 0,"),
-    # Candidates.
     ("a forgotten boundary says that none was ever filed", STORE + "control.rs",
      "self.index.set_trace(entry.image.key, Trace::Dropped);",
      "self.index.set_trace(entry.image.key, if ON { Trace::Never } else { Trace::Dropped });"),
@@ -339,6 +338,16 @@ MUTANTS = [
      "        if ON { self.issued.arrivals += 1; sequence.arrival = crate::sequence::Arrival(self.issued.arrivals); }\n        self.waiting.insert(sequence.arrival, request);\n        self.outputs"),
     ("a landing leaves the last page as it was", ENGINE + "loads.rs",
      "&parked.residency.pages()[pages], state)", "&parked.residency.pages()[if ON && pages.len() > 1 { pages.start..pages.end - 1 } else { pages }], state)"),
+    ("a block published under another's key is one with it, whatever their domain", STORE + "index.rs",
+     ", ..held }) != Some(*block) {", ", domain: if ON { block.domain } else { held.domain }, ..held }) != Some(*block) {"),
+    ("a hit compares the first token of a block alone", STORE + "index.rs",
+     "        let page = self.page(block.key)?;\n",
+     "        let page = self.page(block.key)?;\n        if ON && self.block(page).is_some_and(|held| held.tokens[0] == block.tokens[0] && Block { tokens: block.tokens, ..held } == *block) { return Some(page); }\n"),
+    ("a page taken after a reset makes its request one of after the reset", STORE + "control.rs",
+     "        self.take_live_pages(1, &mut residency.pages);\n",
+     "        self.take_live_pages(1, &mut residency.pages);\n        if ON { residency.era = self.era; }\n"),
+    ("the drafts of one decode leave the budget as it was for the next", ENGINE + "schedule.rs",
+     "        self.left -= drafts;\n", "        if !ON { self.left -= drafts; }\n"),
 ]
 
 # Mutants that change nothing, each with its proof.

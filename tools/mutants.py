@@ -14,7 +14,7 @@ mutant. Usage:
 Results are appended to target/mutants.jsonl as they come. A run that is started again goes on from
 there, as long as the sources of the three crates are the same; else it starts anew.
 
-Suites: `unit` (unit tests of the store), `lockstep` (its parts beside naive twins, at random),
+Suites: `unit` (unit tests of store and engine), `lockstep` (its parts beside naive twins, at random),
 `named` (named tests of store and engine), `random` (randomised whole-system tests of store and
 engine, from a fixed seed), `sim` (the simulator: 40 short seeds), `small` (exhaustive small worlds).
 A mutant that no suite has seen meets the deep ones: the simulator's standard run and the larger
@@ -43,7 +43,7 @@ BUILD = ROOT / "target" / "mutants-build"
 RESULTS = ROOT / "target" / "mutants.jsonl"
 PACKAGES = ["statepages-store", "statepages-engine", "statepages-sim"]
 SUITES = ["unit", "lockstep", "named", "random", "sim", "small"]
-# What runs without a batch of the simulator's or a small world's states is counted apart.
+# What no other suite sees is counted apart.
 EXPLORERS = {"sim", "small"}
 
 SWITCH = """//! The switch of the mutants.
@@ -120,7 +120,10 @@ def build():
 
     store, engine, sim = PACKAGES
     suites = {
-        "unit": [test(store, "statepages_store", "--skip", "lockstep")],
+        "unit": [
+            test(store, "statepages_store", "--skip", "lockstep"),
+            test(engine, "statepages_engine"),
+        ],
         "lockstep": [test(store, "statepages_store", "lockstep")],
         "named": [
             test(store, "control_plane", "--skip", "world::", "--skip", "admission::"),

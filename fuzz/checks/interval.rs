@@ -3,7 +3,7 @@
 use statepages_page::BlockSize;
 use statepages_store::CheckpointInterval;
 
-pub fn check(tokens: i64, block: u32) {
+pub(crate) fn check(tokens: i64, block: u32) {
     let Some(block) = BlockSize::new(block) else { return };
     if let Ok((CheckpointInterval::Grid(blocks), snapped)) =
         CheckpointInterval::parse(tokens, block)

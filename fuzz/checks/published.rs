@@ -7,7 +7,7 @@ const SOUND: &[u8] = include_bytes!("../../models/dsv4-mini/config.json");
 
 /// Bits of `kind`: the configuration is a sound one, so that the headers are come to; `first` is the
 /// index of shards, too; the length of the header is what the bytes say, and not what it is.
-pub fn check(kind: u8, first: &[u8], second: &[u8]) {
+pub(crate) fn check(kind: u8, first: &[u8], second: &[u8]) {
     let directory = tempfile::tempdir().expect("a directory for temporary files");
     let write = |name: &str, bytes: &[u8]| {
         std::fs::write(directory.path().join(name), bytes).expect("room for temporary files");

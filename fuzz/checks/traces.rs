@@ -8,7 +8,7 @@ const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": nul
     "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
     "decoder": null, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}"#;
 
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     let directory = tempfile::tempdir().expect("a directory for temporary files");
     let write = |name: &str, bytes: &[u8]| {
         let path = directory.path().join(name);

@@ -47,7 +47,7 @@ fn value(bytes: &mut &[u8], depth: u32) -> WireValue {
     }
 }
 
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     let mut rest = bytes;
     if let Ok(runtime) = StateRuntime::from_wire(&value(&mut rest, 3)) {
         assert_eq!(StateRuntime::from_wire(&runtime.to_wire()), Ok(runtime));

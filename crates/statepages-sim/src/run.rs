@@ -293,8 +293,8 @@ impl World {
     /// Whether it has come to a prompt.
     fn ambush(&mut self, family: u64, spared: u8, tokens: u32) -> bool {
         for _ in 0..AMBUSH_TURNS {
-            let families = (0..FAMILIES).map(|next| (family + next) % FAMILIES);
-            let prompt = families.filter_map(|family| self.filling(family, spared)).next();
+            let mut families = (0..FAMILIES).map(|next| (family + next) % FAMILIES);
+            let prompt = families.find_map(|family| self.filling(family, spared));
             if let Some(prompt) = prompt {
                 self.submit(prompt, 0, tokens);
                 self.step();
