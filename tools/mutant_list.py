@@ -299,10 +299,6 @@ MUTANTS = [
     ("a retired page stays in the index", STORE + "control.rs",
      "                self.unindex(page);\n                Retire::Retired(page)",
      "                if !ON { self.unindex(page); }\n                Retire::Retired(page)"),
-    ("a preempted request goes on with drafts beyond its pages", ENGINE + "build.rs",
-     "            if *end != length || length <= running.place.prefill {", "            if *end != length || (!ON && length <= running.place.prefill) {"),
-    ("a request preempted by a failed batch resumes at what it had scheduled", ENGINE + "sequence.rs",
-     "        place.last_kept = load.to;\n", "        if !ON { place.last_kept = load.to; }\n"),
     ("pages of a fenced slot are free at once", STORE + "control.rs",
      "                self.fenced_tables[slot.index()] = pages;\n", "                if ON { self.free_pages(&mut pages); }\n                self.fenced_tables[slot.index()] = pages;\n"),
     ("a landed load's state is not asked about", ENGINE + "sequence.rs",
@@ -316,8 +312,6 @@ MUTANTS = [
      "pages: &residency.pages()[pages(from)..pages(to)],", "pages: &residency.pages()[if ON { 0 } else { pages(from) }..pages(to)],"),
     ("a far side is told of no batch in flight", ENGINE + "build.rs",
      "behind: self.flights.back().map", "behind: self.flights.back().filter(|_| !ON).map"),
-    ("a far side is told of the oldest batch in flight", ENGINE + "build.rs",
-     "behind: self.flights.back()", "behind: if ON { self.flights.front() } else { self.flights.back() }"),
     ("of two loads called off the other's memory is freed", ENGINE + "loads.rs",
      "        if let Some(residency) = self.draining.remove(&id) {",
      "        let mut own = self.draining.remove(&id);\n        if ON && let (Some(own), Some(other)) = (own.as_mut(), self.draining.values_mut().next()) {\n            std::mem::swap(own, other);\n        }\n        if let Some(residency) = own {"),
@@ -352,6 +346,11 @@ MUTANTS = [
 
 # Mutants that change nothing, each with its proof.
 EQUIVALENT = {
+    "a load waits for the oldest batch alone":
+        "At most two batches are in flight, and a request is admitted only while a batch is being built, so that "
+        "one at most was in flight when it got its memory: the oldest of those in flight at the load's arrival, if "
+        "it is still there. Younger batches were built after the admission; they touch that memory by the request's "
+        "own restore alone, and for that the landing waits by name (`restored`).",
     "a record becomes READY without its block":
         "The branch cannot be taken: it stands behind another guard. A record that is still wanted at its "
         "receipt is COPYING, so its key has not left the index since the drain (`lose_key` would have made "

@@ -8,7 +8,8 @@
 //! position; no row of the youngest batch writes a unit of a record or another row's page; every byte
 //! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
 //! being written, or a residency to a batch that did not carry it; nobody overtook one who had waited
-//! longer; what residents of before a reset compute is not found; no batch is beyond its limits.
+//! longer, or got the pages that others gave up for an older one; what residents of before a reset
+//! compute is not found; no batch is beyond its limits.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -94,6 +95,8 @@ struct World {
     /// Finished requests that a batch in flight may still name.
     leaving: BTreeSet<RequestId>,
     residents: Residents,
+    /// Whether somebody has given pages up for an older request in the present turn.
+    short: bool,
     /// Requests that were resident when the cache was last emptied, and still are; and the keys of all
     /// streams that were admitted since.
     stale: BTreeSet<RequestId>,
@@ -192,6 +195,7 @@ impl World {
             leaving: BTreeSet::new(),
             residents: Residents::default(),
             stale: BTreeSet::new(),
+            short: false,
             fresh_keys: BTreeSet::new(),
             next: 0,
             stimuli: 0,
@@ -375,6 +379,7 @@ impl World {
         let (blocks, before) = (before.counters, before.totals);
         self.met_before = self.present();
         self.far_side_writes();
+        self.short = false;
         let progress = self.engine.step();
         let after = self.engine.snapshot();
         let (blocks_now, after) = (after.counters, after.totals);
@@ -483,6 +488,10 @@ impl World {
                     let first = self.live.iter().find(|(_, live)| waits(live));
                     let first = first.map(|(&id, _)| id);
                     assert_eq!(first, Some(request), "order: the one that has waited longest");
+                    assert!(
+                        !self.short,
+                        "cost: {request} gets pages that others gave up for older ones"
+                    );
                     self.residents.admit(request);
                     if !self.stale.is_empty() {
                         self.fresh_keys.extend(self.oracle.borrow().block_keys(request));
@@ -516,7 +525,7 @@ impl World {
                     self.of(request).phase = Phase::Preempted;
                     self.stale.remove(&request);
                     match cause {
-                        PreemptCause::NoPage => {}
+                        PreemptCause::NoPage => self.short = true,
                         PreemptCause::BatchFailed => self.residents.preempt(request),
                     }
                 }
