@@ -342,6 +342,14 @@ MUTANTS = [
      "        self.take_live_pages(1, &mut residency.pages);\n        if ON { residency.era = self.era; }\n"),
     ("the drafts of one decode leave the budget as it was for the next", ENGINE + "schedule.rs",
      "        self.left -= drafts;\n", "        if !ON { self.left -= drafts; }\n"),
+    ("an era is told by its last bit alone", STORE + "control.rs",
+     "if self.config.caching == Caching::Off || residency.era != self.era {",
+     "let told = if ON { 1 } else { u64::MAX };\n        if self.config.caching == Caching::Off || residency.era & told != self.era & told {"),
+    ("an event names no parent", STORE + "control.rs",
+     "self.events.stored(block.key, block.parent,", "self.events.stored(block.key, block.parent.filter(|_| !ON),"),
+    ("a block that another page takes over is told as found again", STORE + "control.rs",
+     "                self.counters.blocks_duplicate += 1;\n",
+     "                self.counters.blocks_duplicate += 1;\n                if ON { self.events.stored(block.key, block.parent, block.domain, block.tokens); }\n"),
 ]
 
 # Mutants that change nothing, each with its proof.

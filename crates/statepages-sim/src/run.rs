@@ -9,7 +9,7 @@
 //! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
 //! being written, or a residency to a batch that did not carry it; nobody overtook one who had waited
 //! longer, or got the pages that others gave up for an older one; what residents of before a reset
-//! compute is not found; no batch is beyond its limits.
+//! compute is not found; a view kept from events is the index; no batch is beyond its limits.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,6 +24,7 @@ use statepages_store::{RecordState, RecordView};
 
 use crate::device::{Device, Reported, model};
 use crate::far::{FarSide, Lent};
+use crate::mirror::Mirror;
 use crate::oracle::{Oracle, REVISION, Remote, VOCAB, salt};
 use crate::random::{Random, mix};
 use crate::residents::Residents;
@@ -36,6 +37,8 @@ const LIVE_MAX: usize = 24;
 const PROMPT_MAX: usize = 34;
 /// Turns that an ambush waits at most.
 const AMBUSH_TURNS: u32 = 40;
+/// Turns between two looks at the events.
+const MIRROR_EVERY: u64 = 8;
 /// Texts that prompts begin with, and tokens of each that the far side has.
 const FAMILIES: u64 = 3;
 const REMOTE_LEN: usize = 28;
@@ -101,6 +104,7 @@ struct World {
     /// streams that were admitted since.
     stale: BTreeSet<RequestId>,
     fresh_keys: BTreeSet<ContentKey>,
+    mirror: Mirror,
     next: u64,
     stimuli: u64,
     bugs: Random,
@@ -197,6 +201,7 @@ impl World {
             stale: BTreeSet::new(),
             short: false,
             fresh_keys: BTreeSet::new(),
+            mirror: Mirror::default(),
             next: 0,
             stimuli: 0,
             bugs: Random::new(setup.seed, 3),
@@ -618,6 +623,11 @@ impl World {
 
     fn audit(&mut self) {
         self.engine.check();
+        // Not always, so that events are lost now and then.
+        if self.report.steps.is_multiple_of(MIRROR_EVERY) {
+            self.mirror.follow(self.engine.kv_events());
+            self.mirror.compare(self.engine.control());
+        }
         self.spoil();
         let completions = self.engine.connector_mut().completions;
         let device = self.engine.runner();
