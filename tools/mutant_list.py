@@ -350,6 +350,14 @@ MUTANTS = [
     ("a block that another page takes over is told as found again", STORE + "control.rs",
      "                self.counters.blocks_duplicate += 1;\n",
      "                self.counters.blocks_duplicate += 1;\n                if ON { self.events.stored(block.key, block.parent, block.domain, block.tokens); }\n"),
+    ("a block that another page takes over is told as lost", STORE + "control.rs",
+     "                self.policy.notice(&Notice::Moved { from, to: page });\n",
+     "                self.policy.notice(&Notice::Moved { from, to: page });\n                if ON { self.events.removed(block.key); }\n"),
+    ("a block that replaces another of its key is told to nobody", STORE + "control.rs",
+     "            published = self.index.publish(page, block, trace);\n        }",
+     "            published = self.index.publish(page, block, trace);\n            if ON { return; }\n        }"),
+    ("a reset of an empty cache is none", STORE + "control.rs",
+     "    pub fn reset(&mut self) {\n", "    pub fn reset(&mut self) {\n        if ON && self.index.len() == 0 { return; }\n"),
 ]
 
 # Mutants that change nothing, each with its proof.
