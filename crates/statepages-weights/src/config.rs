@@ -7,6 +7,7 @@ use statepages_geometry::{CacheConfig, DraftLayers};
 use statepages_model::{ModelConfig, Yarn};
 
 use crate::error::OpenError;
+use crate::json::{self, JsonError};
 
 /// How the directory's linear weights may be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,12 +119,12 @@ fn must(field: &'static str, expected: &str, got: &str) -> Result<(), OpenError>
 }
 
 impl RawConfig {
-    fn parse(text: &str) -> Result<Self, serde_json::Error> {
+    fn parse(text: &str) -> Result<Self, JsonError> {
         // The parser would take a list for the fields in their order.
         if !text.trim_start().starts_with('{') {
-            return Err(serde::de::Error::custom("expected a JSON object"));
+            return Err(json::plain(serde::de::Error::custom("expected a JSON object")));
         }
-        serde_json::from_str(text)
+        json::from_slice(text.as_bytes())
     }
 
     /// Refuses what the forward lacks.
