@@ -181,12 +181,13 @@ impl PrefixIndex {
     /// was known of it.
     #[inline]
     pub(crate) fn remove(&mut self, page: PageId) -> Option<(ContentKey, Trace)> {
-        let key = self.key(page)?;
         let entry = self.entries.value_mut(page.raw());
+        if entry.place == Place::Absent {
+            return None;
+        }
         entry.place = Place::Absent;
         let trace = entry.trace;
-        self.entries.remove(page.raw());
-        Some((key, trace))
+        Some((ContentKey::from_raw(self.entries.remove(page.raw())), trace))
     }
 
     /// Reads, for the sake of the data caches, what [`Self::remove`] of pages with blocks needs: first

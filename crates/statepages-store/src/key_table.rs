@@ -91,15 +91,16 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
         self.len += 1;
     }
 
-    /// Takes out an index that is in the table.
+    /// Takes out an index that is in the table, and answers its key.
     #[inline]
-    pub fn remove(&mut self, index: u32) {
+    pub fn remove(&mut self, index: u32) -> u128 {
         let Node { key, next, before, .. } = *self.node(index);
         let head = if before == GROUND { self.head(key) } else { self.heads.len() - 1 };
         self.heads[head] = next;
         self.nodes[before as usize].next = next;
         self.nodes[next as usize].before = before;
         self.len = self.len.checked_sub(1).expect("only an index in the table is removed");
+        key
     }
 
     /// Reads, for the sake of the data caches, what [`Self::remove`] of an index in the table writes

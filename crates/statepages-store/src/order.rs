@@ -106,6 +106,37 @@ impl Order {
         self.len = self.len.checked_sub(1).expect("only a queued index is removed");
     }
 
+    /// [`Self::remove`] of the index of each item, in order. Victims lie at the front in a row: those
+    /// of one node leave it together.
+    pub(crate) fn remove_all<T: Copy>(&mut self, items: &[T], index: impl Fn(T) -> u32) {
+        let mut left = items;
+        while let Some(&item) = left.first() {
+            let front = self.nodes[ROOT as usize].after;
+            let node = &mut self.nodes[front as usize];
+            let (mut queued, mut count) = (node.queued, 0);
+            for &item in left {
+                let first = queued.trailing_zeros() as usize;
+                if node.indices.get(first) != Some(&index(item)) {
+                    break;
+                }
+                queued &= queued - 1;
+                count += 1;
+            }
+            if count == 0 {
+                self.remove(index(item));
+                left = &left[1..];
+                continue;
+            }
+            node.queued = queued;
+            if queued == 0 {
+                self.unlink(front);
+            }
+            // No more than a node's lanes.
+            self.len -= count as u32;
+            left = &left[count..];
+        }
+    }
+
     /// Undoes the latest removal that has not been undone; nothing else may have changed since.
     pub(crate) fn put_back(&mut self, index: u32) {
         let (at, lane) = self.place(index);
@@ -138,7 +169,8 @@ impl Order {
     /// Queued indices, the first queued ahead. The walk asks no index for its place.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         let first = self.nodes[ROOT as usize].after;
-        Walk { order: self, at: first, left: self.nodes[first as usize].queued }
+        let node = &self.nodes[first as usize];
+        Walk { nodes: &self.nodes, node, left: node.queued }
     }
 
     fn place(&self, index: u32) -> (u32, u32) {
@@ -171,8 +203,8 @@ impl Order {
 
 /// Steps along an order.
 struct Walk<'a> {
-    order: &'a Order,
-    at: u32,
+    nodes: &'a [Node],
+    node: &'a Node,
     /// Lanes of the node at hand that lie ahead.
     left: u16,
 }
@@ -181,16 +213,14 @@ impl Iterator for Walk<'_> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
-        let mut node = &self.order.nodes[self.at as usize];
         if self.left == 0 {
-            self.at = node.after;
-            node = &self.order.nodes[self.at as usize];
-            self.left = node.queued;
+            self.node = &self.nodes[self.node.after as usize];
+            self.left = self.node.queued;
         }
         // The root holds nothing.
         let lane = (self.left != 0).then(|| self.left.trailing_zeros() as usize)?;
         self.left &= self.left - 1;
-        Some(node.indices[lane])
+        Some(self.node.indices[lane])
     }
 }
 
@@ -207,9 +237,7 @@ mod tests {
             .filter(|(at, _)| taken >> (at % 64) & 1 == 1)
             .map(|x| *x.1)
             .collect();
-        for &index in &taken {
-            real.remove(index);
-        }
+        real.remove_all(&taken, |index| index);
         let left: Vec<u32> = twin.iter().copied().filter(|index| !taken.contains(index)).collect();
         assert_eq!(real.iter().collect::<Vec<_>>(), left);
         for &index in taken.iter().rev() {

@@ -195,9 +195,12 @@ impl PagePool {
 
     /// [`Self::set_aside`] of each page, in order.
     pub(crate) fn set_aside_all(&mut self, pages: &[PageId]) {
-        for &page in pages {
-            self.leave_cached(page, Page::Held);
+        for page in pages {
+            let state = &mut self.pages[page.index()];
+            assert_eq!(*state, Page::Cached, "{page} is cached");
+            *state = Page::Held;
         }
+        self.cached.remove_all(pages, PageId::raw);
         self.held += u32::try_from(pages.len()).expect("page ids fit u32");
     }
 
@@ -358,7 +361,6 @@ impl PagePool {
         self.held -= 1;
     }
 
-    #[inline]
     fn leave_cached(&mut self, page: PageId, to: Page) {
         let state = &mut self.pages[page.index()];
         assert_eq!(*state, Page::Cached, "{page} is cached");
