@@ -10,7 +10,7 @@
 //! Invariants: an index is in at most one chain; a key may lead to several indices, found in the
 //! reverse order of their insertion; nothing that is read of the ground matters.
 
-use std::hint::black_box;
+use std::hint::{black_box, select_unpredictable};
 
 /// The node of an index, which is one more than the index; or [`GROUND`].
 type Link = u32;
@@ -95,7 +95,7 @@ impl<V: Copy, A: Copy> KeyTable<V, A> {
     #[inline]
     pub fn remove(&mut self, index: u32) -> u128 {
         let Node { key, next, before, .. } = *self.node(index);
-        let head = if before == GROUND { self.head(key) } else { self.heads.len() - 1 };
+        let head = select_unpredictable(before == GROUND, self.head(key), self.heads.len() - 1);
         self.heads[head] = next;
         self.nodes[before as usize].next = next;
         self.nodes[next as usize].before = before;

@@ -226,7 +226,7 @@ impl PagePool {
     pub(crate) fn hold_lowest(&mut self, count: u32, held: &mut Vec<PageId>) {
         if self.vacant() == 0 && held.len() == count as usize {
             // The usual end of a plan for an image: there is nothing to choose from.
-            held.sort_unstable();
+            sort_distinct(held);
             return;
         }
         self.vacate_held(held);
@@ -443,6 +443,23 @@ impl PagePool {
         let linked: Vec<u32> = self.cached.iter().collect();
         assert_eq!(linked.len(), counts[1] as usize);
         assert!(linked.iter().all(|&id| self.pages[id as usize] == Page::Cached));
+    }
+}
+
+/// Sorts pages of which none is there twice.
+fn sort_distinct(pages: &mut [PageId]) {
+    const FEW: usize = 32;
+    let mut copy = [PageId::new(0); FEW];
+    let Some(copy) = copy.get_mut(..pages.len()) else {
+        pages.sort_unstable();
+        return;
+    };
+    copy.copy_from_slice(pages);
+    // A page's place is the number of those below it: counted without a branch, because nothing
+    // foretells how pages that were freed at random compare.
+    for &page in &*copy {
+        let below: u32 = copy.iter().map(|other| u32::from(other.raw() < page.raw())).sum();
+        pages[below as usize] = page;
     }
 }
 
