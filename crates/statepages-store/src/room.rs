@@ -108,35 +108,20 @@ impl ControlPlane {
         while gained < units {
             let first = pages.len();
             self.choose_pages(purpose, units - gained, pages);
-            let is_bare = |&&page: &&PageId| self.index.trace(page) == Trace::Never;
-            let bare = pages[first..].iter().take_while(is_bare).count();
-            // What is behind a page with something on its key depends on what goes with it.
-            pages.truncate(first + bare);
-            if bare > 0 {
-                self.pool.set_aside_all(&pages[first..]);
-                let bare = u32::try_from(bare).expect("pages of an image fit u32");
-                plan.push(Planned::Bare(bare));
-                gained += bare;
-                continue;
+            if pages.len() == first {
+                match self.choose(purpose) {
+                    None => return Room::Declined,
+                    Some(Victim::Page(page)) => pages.push(page),
+                    Some(Victim::Checkpoint(id)) => {
+                        let record = self.store.index_of(id);
+                        self.store.set_aside(record);
+                        plan.push(Planned::Record(record));
+                        gained += self.store.units_per_record();
+                        continue;
+                    }
+                }
             }
-            let Some(victim) = self.choose(purpose) else { return Room::Declined };
-            let (page, record) = match victim {
-                Victim::Page(page) => (Some(page), self.record_under(page)),
-                Victim::Checkpoint(id) => (None, Some(self.store.index_of(id))),
-            };
-            if let Some(record) = record {
-                self.store.set_aside(record);
-                gained += self.store.units_per_record();
-            }
-            plan.push(match (page, record) {
-                (None, Some(record)) => Planned::Record(record),
-                (_, record) => Planned::Page(record),
-            });
-            if let Some(page) = page {
-                self.pool.set_aside(page);
-                pages.push(page);
-                gained += 1;
-            }
+            gained += self.set_aside(first, plan, pages);
         }
         Room::Made
     }
@@ -147,6 +132,7 @@ impl ControlPlane {
         let first = pages.len();
         let view = victim_view(&self.pool, &self.store, &self.index, &self.config);
         self.policy.next_pages(&view, purpose, most as usize, pages);
+        pages.truncate(first + most as usize);
         for &page in &pages[first..] {
             let victim = Victim::Page(page);
             assert!(view.is_eligible(victim), "the policy chose {victim:?}, which is not eligible");
@@ -165,11 +151,38 @@ impl ControlPlane {
         Some(victim)
     }
 
+    /// Sets aside the pages from `first` on, each with the record that goes by it, and answers how many
+    /// pages are gained. The list ends at a page with a record: what goes next may be another choice.
+    fn set_aside(&mut self, first: usize, plan: &mut Vec<Planned>, pages: &mut Vec<PageId>) -> u32 {
+        let (mut at, mut gained) = (first, 0);
+        while at < pages.len() {
+            let is_bare = |&&page: &&PageId| self.index.trace(page) == Trace::Never;
+            let bare = pages[at..].iter().take_while(is_bare).count();
+            if bare > 0 {
+                self.pool.set_aside_all(&pages[at..at + bare]);
+                at += bare;
+                let bare = u32::try_from(bare).expect("pages of an image fit u32");
+                plan.push(Planned::Bare(bare));
+                gained += bare;
+                continue;
+            }
+            let record = self.record_under(pages[at]);
+            self.pool.set_aside(pages[at]);
+            at += 1;
+            plan.push(Planned::Page(record));
+            gained += 1;
+            if let Some(record) = record {
+                self.store.set_aside(record);
+                gained += self.store.units_per_record();
+                break;
+            }
+        }
+        pages.truncate(at);
+        gained
+    }
+
     /// The record that goes with a cached page and is free to go at once.
     fn record_under(&self, page: PageId) -> Option<RecordIndex> {
-        if self.index.trace(page) == Trace::Never {
-            return None;
-        }
         let record = self.store.lookup(self.index.key(page)?)?;
         self.store.is_unpinned_ready(record).then_some(record)
     }
@@ -189,7 +202,7 @@ impl ControlPlane {
 
     /// Gives up the victims of a complete plan, in its order. Their pages stay held.
     fn carry_out(&mut self, plan: &[Planned], pages: &[PageId]) {
-        for record in plan.iter().rev().filter_map(Planned::record) {
+        for record in plan.iter().rev().filter_map(|planned| planned.record()) {
             self.store.put_back(record);
         }
         let mut left = pages;
@@ -287,8 +300,8 @@ impl ControlPlane {
 
 impl Planned {
     /// How many pages of the list are its own.
-    fn pages(&self) -> usize {
-        match *self {
+    fn pages(self) -> usize {
+        match self {
             Self::Bare(count) => count as usize,
             Self::Page(_) => 1,
             Self::Record(_) => 0,
@@ -296,8 +309,8 @@ impl Planned {
     }
 
     /// The record that goes.
-    fn record(&self) -> Option<RecordIndex> {
-        match *self {
+    fn record(self) -> Option<RecordIndex> {
+        match self {
             Self::Bare(_) => None,
             Self::Page(record) => record,
             Self::Record(record) => Some(record),

@@ -190,7 +190,7 @@ pub trait VictimPolicy: fmt::Debug + Send {
     /// The next victim, or `None` to decline. Must be eligible in `view`.
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim>;
 
-    /// Appends the cached pages, at most `most`, that [`Self::next_victim`] would answer call after
+    /// Appends the cached pages, at most `most` (more are not looked at), that [`Self::next_victim`] would answer call after
     /// call, were each given up before the next. For policies that are faster asked for many at once:
     /// where nothing is appended, `next_victim` is asked.
     fn next_pages(
