@@ -33,7 +33,7 @@ impl Tile {
         let (core, hidden) = (pass.core, pass.core.dims.hidden);
         let (moe, weights) = (&mut work.moe, &pass.weights.ffn);
         self.route(pass, &work.x, moe);
-        fit(&mut work.y, self.len * hidden).fill(0.0);
+        fit(&mut work.y, self.tokens.len() * hidden).fill(0.0);
         for (id, expert) in weights.experts.iter().enumerate() {
             moe.members.clear();
             moe.inputs.clear();
@@ -60,11 +60,11 @@ impl Tile {
     fn route(&self, pass: &Pass<'_>, x: &[f32], moe: &mut MoeWork) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let weights = &pass.weights.ffn;
-        project(core, self.len, x, &weights.gate, &mut moe.scores);
+        project(core, self.tokens.len(), x, &weights.gate, &mut moe.scores);
         sqrt_softplus(core.machine, &mut moe.scores);
         moe.routes.clear();
         let (experts, each) = (dims.experts, dims.experts_per_token);
-        for (scores, token) in moe.scores.chunks_exact(experts).zip(self.tokens(pass)) {
+        for (scores, token) in moe.scores.chunks_exact(experts).zip(&self.tokens) {
             moe.choice.clear();
             match &weights.routing {
                 Routing::Hash(table) => {

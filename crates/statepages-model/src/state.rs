@@ -25,7 +25,7 @@ use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
 use statepages_page::{PageId, Tokens};
 
-use crate::batch::Span;
+use crate::batch::{Span, Token};
 use crate::kernel::lanes::Machine;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::kernel::pool::{Pooled, pool};
@@ -106,6 +106,18 @@ impl Tiles<'_> {
     /// KV row of a token.
     fn kv(&self, flat: usize, width: usize) -> &[f32] {
         self.row(flat, |tile| (&tile.kv, width))
+    }
+
+    /// Entries that the span's tokens chose.
+    fn chosen(&self, pass: &Pass<'_>, span: &Span<'_>) -> impl Iterator<Item = &u32> {
+        let tiles = span.first / self.len..span.flat(span.end).div_ceil(self.len);
+        self.tiles[tiles].iter().flat_map(|tile| {
+            let tokens = tile.tokens.iter().enumerate();
+            let own = |(i, token): (usize, &Token)| {
+                (pass.plan.spans[token.sequence as usize].slot == span.slot).then_some(i)
+            };
+            tokens.filter_map(own).flat_map(|i| tile.chosen_of(i))
+        })
     }
 
     fn row<'a>(&'a self, flat: usize, rows: impl Fn(&'a Tile) -> (&'a [f32], usize)) -> &'a [f32] {
@@ -232,16 +244,18 @@ impl Source<'_> {
 
 impl Rows32 {
     /// Makes room for `rows` rows of each sequence and fills them, sequences in parallel; what a
-    /// caller does not fill is left as it was.
+    /// caller does not fill is left as it was. Whoever computes a decode step reads its rows itself.
     fn read<'a>(
         &mut self,
-        spans: &[Span<'a>],
+        pass: &Pass<'a>,
         width: usize,
         rows: impl Fn(&Span<'a>) -> u32,
         fill: impl Fn(&Span<'a>, &mut [f32]) + Sync,
     ) {
         self.first.clear();
-        let rows = |span: &Span<'a>| if span.is_step() { 0 } else { rows(span) };
+        let spans = &pass.plan.spans;
+        let read = |span: &Span<'a>| !span.is_step() && pass.attends(span);
+        let rows = |span: &Span<'a>| if read(span) { rows(span) } else { 0 };
         let mut total = 0;
         for span in spans {
             self.first.push(total);
@@ -254,7 +268,7 @@ impl Rows32 {
             parts.push((span, part));
             rest = others;
         }
-        parts.retain(|(span, _)| !span.is_step());
+        parts.retain(|(span, _)| read(span));
         parts.into_par_iter().for_each(|(span, part)| fill(span, part));
     }
 
@@ -262,7 +276,7 @@ impl Rows32 {
     pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
         let width = pass.core.dims.index_width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
-        self.read(&pass.plan.spans, width, visible, |span, rows| {
+        self.read(pass, width, visible, |span, rows| {
             read_keys(pass, arena, span, 0, rows);
         });
     }
@@ -271,13 +285,11 @@ impl Rows32 {
     pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let width = pass.core.dims.width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
-        self.read(&pass.plan.spans, width, visible, |span, rows| {
+        self.read(pass, width, visible, |span, rows| {
             let mut needed = vec![!pass.indexed(); visible(span) as usize];
             if pass.indexed() {
-                for flat in span.first..span.flat(span.end) {
-                    for &entry in tiles.tiles[flat / tiles.len].chosen_of(flat % tiles.len) {
-                        needed[entry as usize] = true;
-                    }
+                for &entry in tiles.chosen(pass, span) {
+                    needed[entry as usize] = true;
                 }
             }
             // Runs of needed rows.
@@ -297,7 +309,7 @@ impl Rows32 {
     pub(crate) fn read_window(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let (width, window) = (pass.core.dims.width, pass.core.dims.window);
         let seen = |span: &Span<'_>| span.end - span.window_start(window);
-        self.read(&pass.plan.spans, width, seen, |span, rows| {
+        self.read(pass, width, seen, |span, rows| {
             let first = span.window_start(window);
             let (old, own) = rows.split_at_mut((span.start - first) as usize * width);
             read_window(pass, arena, span, first, old);
