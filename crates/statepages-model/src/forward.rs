@@ -15,6 +15,7 @@ use crate::config::ModelConfig;
 use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::kernel::matrix::Matrix;
+use crate::moe::Experts;
 use crate::pass::{Core, Pass, PerThread};
 use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
@@ -121,6 +122,7 @@ struct Scratch {
     keys: Rows32,
     entry_rows: Rows32,
     window_rows: Rows32,
+    experts: Experts,
 }
 
 impl Model {
@@ -152,6 +154,7 @@ impl Model {
                 keys: Rows32::default(),
                 entry_rows: Rows32::default(),
                 window_rows: Rows32::default(),
+                experts: Experts::default(),
             },
             forwarded: Vec::new(),
         })
@@ -308,7 +311,7 @@ impl Scratch {
     }
 
     fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena, ended: Ended<'_>) {
-        let Self { tiles, work, entries, keys, entry_rows, window_rows } = self;
+        let Self { tiles, work, entries, keys, entry_rows, window_rows, experts } = self;
         let work = &*work;
         let each = |tiles: &mut [Tile], phase: &(dyn Fn(&mut Tile, &mut Work) + Sync)| {
             let busy = tiles.par_iter_mut().filter(|tile| !tile.tokens.is_empty());
@@ -341,7 +344,9 @@ impl Scratch {
         let arena = &*arena;
         each(tiles, &|tile, work| tile.attend(pass, work, arena, entry_rows, window_rows));
         ended(Phase::Attend);
-        each(tiles, &|tile, work| tile.mix_experts(pass, work));
+        each(tiles, &|tile, work| tile.route(pass, work));
+        experts.compute(pass, tiles, work);
+        each(tiles, &|tile, work| tile.mix(pass, work, experts));
         ended(Phase::Experts);
     }
 

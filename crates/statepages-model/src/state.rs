@@ -325,34 +325,27 @@ impl Rows32 {
 const ROWS_AT_ONCE: usize = 16;
 
 /// Decodes rows. `place(i, part)` is where the bytes of row `i` lie: a page or slot, and a range of
-/// it. Rows that lie one behind the other are decoded together.
+/// it; `ahead(i)` rows from it on, at least itself, lie one behind the other.
 fn decode_rows<'a>(
     format: RowFormat,
     machine: Machine,
     width: usize,
     rows: &mut [f32],
+    ahead: impl Fn(usize) -> usize,
     place: impl Fn(usize, usize) -> (&'a [u8], Range<usize>),
 ) {
-    for (i, rows) in rows.chunks_mut(ROWS_AT_ONCE * width).enumerate() {
-        let (low, count) = (i * ROWS_AT_ONCE, rows.len() / width);
+    let total = rows.len() / width;
+    let mut first = 0;
+    while first < total {
+        let count = ahead(first).min(ROWS_AT_ONCE).min(total - first);
+        let rows = &mut rows[first * width..][..count * width];
         for part in 0..format.parts() {
-            let mut first = 0;
-            let (mut bytes, mut run) = place(low, part);
-            for next in 1..=count {
-                let other = (next < count).then(|| place(low + next, part));
-                match other {
-                    Some((same, range)) if std::ptr::eq(same, bytes) && range.start == run.end => {
-                        run.end = range.end;
-                    }
-                    other => {
-                        let to = &mut rows[first * width..next * width];
-                        format.decode(machine, part, &bytes[run], width, to);
-                        first = next;
-                        (bytes, run) = other.unwrap_or((&[], 0..0));
-                    }
-                }
-            }
+            let (bytes, row) = place(first, part);
+            let all = row.start..row.start + count * row.len();
+            debug_assert_eq!(place(first + count - 1, part).1.end, all.end, "a run has no gaps");
+            format.decode(machine, part, &bytes[all], width, rows);
         }
+        first += count;
     }
 }
 
@@ -365,7 +358,9 @@ pub(crate) fn read_keys(
     rows: &mut [f32],
 ) {
     let core = pass.core;
-    decode_rows(core.index, core.machine, core.dims.index_width, rows, |i, part| {
+    let each = core.geometry.entries_per_block(pass.cache);
+    let ahead = |i: usize| (each - (first + i as u32) % each) as usize;
+    decode_rows(core.index, core.machine, core.dims.index_width, rows, ahead, |i, part| {
         let row = core.geometry.indexer_row(pass.cache, first + i as u32);
         let at = if part == 0 { Some(row.data) } else { row.scales };
         let at = at.expect("a format of two parts has scales");
@@ -381,8 +376,18 @@ pub(crate) fn read_entries(
     entries: &[u32],
     rows: &mut [f32],
 ) {
+    if entries.is_empty() {
+        // A layer of a window alone has no blocks of entries.
+        return;
+    }
     let core = pass.core;
-    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
+    let each = core.geometry.entries_per_block(pass.cache);
+    let ahead = |i: usize| {
+        let block = (each - entries[i] % each) as usize;
+        let next = entries[i..].iter().take(block).zip(entries[i]..);
+        next.take_while(|(entry, next)| *entry == next).count()
+    };
+    decode_rows(core.kv, core.machine, core.dims.width, rows, ahead, |i, part| {
         let at = core.geometry.compressed_row(pass.cache, entries[i], part);
         (arena.page(at.region, span.pages[at.block]), at.bytes)
     });
@@ -397,9 +402,10 @@ pub(crate) fn read_window(
     rows: &mut [f32],
 ) {
     let core = pass.core;
-    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
-        let position = Tokens::new(first + i as u32);
-        let at = core.geometry.window_row(pass.cache, position, part);
+    let position = |i: usize| Tokens::new(first + i as u32);
+    let ahead = |i: usize| core.geometry.window_run(pass.cache, position(i)) as usize;
+    decode_rows(core.kv, core.machine, core.dims.width, rows, ahead, |i, part| {
+        let at = core.geometry.window_row(pass.cache, position(i), part);
         (arena.slot(at.plane, span.slot), at.bytes)
     });
 }

@@ -6,7 +6,9 @@
 //! select   query rank -> chosen entries                      CSA layers only
 //!    (all tiles done: chosen rows read)
 //! attend   query rank + rows -> residual
-//! experts  residual -> residual
+//! route    residual -> x, and the experts of each token
+//!    (all tiles done: experts computed, see `moe.rs`)
+//! mix      the experts' outputs -> residual
 //! ```
 //!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
@@ -23,6 +25,7 @@ use crate::kernel::hyper::{
 };
 use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
+use crate::moe::{Experts, MoeWork, Route};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
 use crate::state::{read_entries, read_keys, read_window};
@@ -58,6 +61,12 @@ pub(crate) struct Tile {
     mixes: Vec<Mix>,
     query_rank: Vec<f32>,
     index_weights: Vec<f32>,
+    /// Inputs of the experts, `[tokens][hidden]`.
+    pub(crate) x: Vec<f32>,
+    /// `[tokens][experts per token]`, ascending.
+    pub(crate) routes: Vec<Route>,
+    /// The first token's place among the shared expert's.
+    pub(crate) shared_row: usize,
 }
 
 /// Indexer rows of a decode step that are scored at a time.
@@ -68,7 +77,7 @@ const KEYS_AT_ONCE: usize = 64;
 pub(crate) struct Work {
     pub(crate) x: Vec<f32>,
     pub(crate) y: Vec<f32>,
-    pub(crate) moe: crate::moe::MoeWork,
+    pub(crate) moe: MoeWork,
     z: Vec<f32>,
     factors: Vec<f32>,
     /// Queries, then what attention makes of them.
@@ -193,6 +202,8 @@ impl Tile {
             retain_rows(angles, self.pairs, kept);
         }
         self.tokens.retain(|token| plan.wants(token));
+        // Those of the layer before: a tile without tokens gets none of its own.
+        self.routes.clear();
     }
 
     fn angles(&self, pass: &Pass<'_>, token: usize) -> &[Angle] {
@@ -339,12 +350,17 @@ impl Tile {
         self.leave(core, work);
     }
 
-    /// Last phase: experts.
-    pub(crate) fn mix_experts(&mut self, pass: &Pass<'_>, work: &mut Work) {
-        let core = pass.core;
-        self.enter(core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
-        self.experts(pass, work);
-        self.leave(core, work);
+    /// Fourth phase: which experts each token goes to, and what with.
+    pub(crate) fn route(&mut self, pass: &Pass<'_>, work: &mut Work) {
+        self.enter(pass.core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
+        std::mem::swap(&mut self.x, &mut work.x);
+        self.choose_experts(pass, &mut work.moe);
+    }
+
+    /// Last phase: what the experts made of the tokens.
+    pub(crate) fn mix(&mut self, pass: &Pass<'_>, work: &mut Work, experts: &Experts) {
+        self.sum_experts(pass, experts, &mut work.y);
+        self.leave(pass.core, work);
     }
 
     /// Queries of all heads, normalised and turned.
