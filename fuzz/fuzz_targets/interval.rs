@@ -1,19 +1,8 @@
-//! Any interval flag is refused or becomes a grid that is no finer than a block.
+//! See the check.
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use statepages_page::BlockSize;
-use statepages_store::CheckpointInterval;
+#[path = "../checks/interval.rs"]
+mod interval;
 
-fuzz_target!(|input: (i64, u32)| {
-    let (tokens, block) = input;
-    let Some(block) = BlockSize::new(block) else { return };
-    if let Ok((CheckpointInterval::Grid(blocks), snapped)) =
-        CheckpointInterval::parse(tokens, block)
-    {
-        let used = u64::from(blocks.get()) * u64::from(block.get());
-        assert!(used > 0 && used <= tokens as u64);
-        assert_eq!(snapped.is_some(), used != tokens as u64);
-    }
-});
+libfuzzer_sys::fuzz_target!(|input: (i64, u32)| interval::check(input.0, input.1));

@@ -305,6 +305,7 @@ impl<R: Runner, C: Connector> Engine<R, C> {
             to,
             slot: residency.slot(),
             pages: &residency.pages()[pages(from)..pages(to)],
+            behind: self.flights.back().map(|flight| flight.id),
         });
         self.outputs.push_back(Output::Parked { request, from, to });
         let load = Loading { id, from, to, stage: LoadStage::Flying };

@@ -10,12 +10,13 @@
 //!   twice or for a request long gone is recognised and does nothing.
 //! - A connector delivers bytes; the engine lands them, once no batch in flight touches slot or pages.
 //! - Slot and pages given to `start` stay claimed until the load's first completion, even if the
-//!   request is aborted: a deadline passed is no proof that the other side has stopped writing.
+//!   request is aborted: a deadline passed is no proof that the other side has stopped writing. A far
+//!   side that writes into them by itself begins once [`Load::behind`] is reported.
 //! - A completion after a cancel frees the memory and nothing else: it cannot turn the failure back
 //!   into a success.
 //! - The engine alone calls a connector; completions reach it as events of its loop.
 
-use statepages_page::{Boundary, DomainTag, PageId, RequestId, SlotId};
+use statepages_page::{BatchId, Boundary, DomainTag, PageId, RequestId, SlotId};
 
 use crate::runner::RemoteState;
 
@@ -69,6 +70,8 @@ pub struct Load<'a> {
     pub slot: SlotId,
     /// The pages of `from .. to`, in block order.
     pub pages: &'a [PageId],
+    /// The youngest batch in flight, which may still read slot and pages for whoever held them before.
+    pub behind: Option<BatchId>,
 }
 
 /// How a load ended.

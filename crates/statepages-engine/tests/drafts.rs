@@ -146,6 +146,31 @@ fn accepted_drafts_save_batches() {
 }
 
 #[test]
+fn a_stop_token_among_accepted_drafts_ends_the_request_there() {
+    let token = |at: u32| NullRunner::new(3, VOCAB).token(RequestId::new(0), Tokens::new(at));
+    let generated: Vec<u32> = (9..29).map(token).collect();
+    // A stop after each number of tokens, so that each place among the drafts has its turn.
+    for stop in &generated {
+        let mut engine =
+            Engine::<_, NoConnector>::new(Setup::ROOMY.parts(), Drafting::new(3, 1000)).unwrap();
+        let mut asked = request(0, &text(0, 9), 20);
+        asked.stop.token_ids = vec![*stop];
+        engine.submit(asked).unwrap();
+        while engine.step() != Progress::Idle {}
+        let heard: Vec<u32> = engine
+            .drain_outputs()
+            .filter_map(|output| match output {
+                Output::Token { token, .. } => Some(token),
+                _ => None,
+            })
+            .collect();
+        let first = generated.iter().position(|token| token == stop).unwrap();
+        assert_eq!(heard, generated[..=first]);
+        assert!(engine.runner().accepted > 0 || first < 2);
+    }
+}
+
+#[test]
 fn a_pool_gives_back_only_what_it_grew_by() {
     let setup = Setup { pages: 20, ..Setup::ROOMY };
     let mut parts = setup.parts();

@@ -233,6 +233,44 @@ fn j1_a_preempted_request_resumes_exactly() {
     }
 }
 
+/// An older request takes the pages of the youngest, which a batch in flight still writes: it waits for
+/// them, and takes nobody else's in the meantime.
+#[test]
+fn j1_a_page_that_is_fenced_is_waited_for() {
+    let mut waited = 0;
+    for latency in 1..6 {
+        let setup = Setup {
+            pages: 9,
+            slots: 3,
+            interval: Some(0),
+            in_flight: 2,
+            latency,
+            order: BackendOrder::Unordered,
+            ..Setup::ROOMY
+        };
+        let mut harness = setup.harness();
+        harness.submit(request(1, &text(1, 4), 30));
+        harness.step();
+        // These take all other pages, in a batch behind that of the first.
+        harness.submit(request(2, &text(2, 13), 3));
+        harness.submit(request(3, &text(3, 13), 3));
+        let mut preempted = 0;
+        for _ in 0..40 {
+            harness.step();
+            let snapshot = harness.engine.snapshot();
+            preempted = snapshot.totals.preempted_no_page;
+            if preempted > 0 {
+                waited += snapshot.gauges.slots_fenced;
+                break;
+            }
+        }
+        assert!(preempted <= 1, "latency {latency}: {preempted} gave their pages up");
+        harness.finish();
+        harness.verify();
+    }
+    assert!(waited > 0, "a batch was in flight");
+}
+
 /// After a failed batch a request starts again from its own checkpoints.
 #[test]
 fn j1_a_request_of_a_failed_batch_resumes_from_its_own_checkpoints() {

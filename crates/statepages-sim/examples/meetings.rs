@@ -2,10 +2,11 @@
 //! meetings -- SEEDS EVENTS FIRST_SEED`.
 
 use std::io::Write as _;
+use std::process::ExitCode;
 
 use statepages_sim::{Setup, Tally, attempt, shrink};
 
-fn main() -> std::io::Result<()> {
+fn main() -> std::io::Result<ExitCode> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<u64>().ok());
     let (seeds, events) = (numbers.next().unwrap_or(20), numbers.next().unwrap_or(5_000));
     let first = numbers.next().unwrap_or(0);
@@ -21,12 +22,15 @@ fn main() -> std::io::Result<()> {
                     writeln!(out, "{all} events clean")?;
                 }
             }
-            Err(failure) => return writeln!(out, "{:#?}", shrink(*failure)),
+            Err(failure) => {
+                writeln!(out, "{:#?}", shrink(*failure))?;
+                return Ok(ExitCode::FAILURE);
+            }
         }
     }
     writeln!(out, "{all} events\n{}", tally.table())?;
     for (fault, met, count) in tally.rare() {
         writeln!(out, "rare: {} met {} {count} times", fault.name(), met.name())?;
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

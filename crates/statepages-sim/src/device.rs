@@ -14,7 +14,7 @@ use statepages_engine::{
     LogitsWanted, RecurrentModel, RemoteState, Row, RowOutput, RunError, Runner, StepBatch,
     StepResult,
 };
-use statepages_page::{BatchId, PageId, Pages, RequestId, SlotId, StateLayout, Tokens};
+use statepages_page::{BatchId, PageId, Pages, RequestId, SlotId, Tokens};
 
 use crate::oracle::{LANE, Oracle, PLANES, REGIONS, VOCAB, entry_bytes, next_token};
 use crate::random::{Random, mix};
@@ -44,6 +44,7 @@ struct Queued {
 /// A batch as the auditor sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Reported {
+    pub(crate) batch: BatchId,
     pub(crate) fault: Option<Fault>,
     pub(crate) requests: Vec<RequestId>,
 }
@@ -51,7 +52,6 @@ pub(crate) struct Reported {
 /// The device.
 pub(crate) struct Device {
     setup: Setup,
-    layout: StateLayout,
     arena: HostArena,
     backend: FaultyBackend,
     queue: VecDeque<Queued>,
@@ -88,8 +88,7 @@ impl Device {
         }
         Self {
             setup: setup.clone(),
-            backend: FaultyBackend::new(layout.clone()),
-            layout,
+            backend: FaultyBackend::new(layout),
             arena,
             queue: VecDeque::new(),
             oracle,
@@ -120,16 +119,36 @@ impl Device {
         self.queue.back().map(|queued| &queued.batch)
     }
 
-    /// Bytes of an image in its units, in canonical order.
-    pub(crate) fn image(&self, units: &[PageId]) -> impl Iterator<Item = u8> {
-        let image = self.layout.image.image_bytes().get() as usize;
-        units
-            .iter()
-            .flat_map(move |&unit| {
-                (0..REGIONS).flat_map(move |region| self.arena.page(region, unit))
-            })
-            .take(image)
-            .copied()
+    /// The oldest batch that is not reported.
+    pub(crate) fn oldest(&self) -> Option<BatchId> {
+        self.queue.front().map(|queued| queued.batch.id)
+    }
+
+    /// Whether units, in canonical order, hold an image.
+    pub(crate) fn image_is(&self, units: &[PageId], mut image: &[u8]) -> bool {
+        for &unit in units {
+            for region in 0..REGIONS {
+                let page = self.arena.page(region, unit);
+                let (part, rest) = image.split_at(image.len().min(page.len()));
+                if page[..part.len()] != *part {
+                    return false;
+                }
+                image = rest;
+            }
+        }
+        image.is_empty()
+    }
+
+    /// Writes noise into a slot and pages, as the far side of a load does.
+    pub(crate) fn scribble(&mut self, slot: SlotId, pages: &[PageId]) {
+        for plane in 0..PLANES {
+            self.arena.slot_mut(plane, slot).fill(0xbb);
+        }
+        for &page in pages {
+            for region in 0..REGIONS {
+                self.arena.page_mut(region, page).fill(0xbb);
+            }
+        }
     }
 
     /// Spoils one byte of a page, as a device would that writes where it should not.
@@ -220,7 +239,7 @@ impl Device {
         let accepted = next.zip(drafts).take_while(|(next, draft)| next == draft).count();
         end += accepted;
         self.drafts_rejected += (drafts.len() - accepted) as u64;
-        if start > 0 && !self.slot(row.slot).eq(oracle.slot_bytes(stream.at(start))) {
+        if start > 0 && !self.slot_is(row.slot, &oracle.slot_bytes(stream.at(start))) {
             self.violations.push(format!(
                 "slot: {} starts at {start} and {} holds another state",
                 row.request, row.slot
@@ -251,7 +270,7 @@ impl Device {
                 self.entry_mut(row, region, position).fill(0xdd);
             }
         }
-        let mut bytes: Vec<u8> = oracle.slot_bytes(stream.at(end)).collect();
+        let mut bytes = oracle.slot_bytes(stream.at(end));
         if !good {
             bytes.fill(0xdd);
         }
@@ -284,8 +303,9 @@ impl Device {
         }
     }
 
-    fn slot(&self, slot: SlotId) -> impl Iterator<Item = u8> {
-        (0..PLANES).flat_map(move |plane| self.arena.slot(plane, slot)).copied()
+    fn slot_is(&self, slot: SlotId, bytes: &[u8]) -> bool {
+        let mut planes = bytes.chunks_exact(bytes.len() / PLANES).enumerate();
+        planes.all(|(plane, part)| self.arena.slot(plane, slot) == part)
     }
 
     fn set_slot(&mut self, slot: SlotId, bytes: &[u8]) {
@@ -337,6 +357,7 @@ impl Runner for Device {
         let Queued { batch, fate, outcome, .. } = self.queue.pop_front()?;
         self.reports += 1;
         self.reported.push(Reported {
+            batch: batch.id,
             fault: match fate {
                 Fate::Well => None,
                 Fate::ForwardFails => Some(Fault::ForwardFailed),

@@ -5,8 +5,10 @@
 
 mod bench;
 mod device;
+mod far;
 mod oracle;
 mod random;
+mod residents;
 mod run;
 mod setup;
 mod shrink;

@@ -85,6 +85,15 @@ impl Oracle {
         domain.tag()
     }
 
+    /// Keys of a tenant's prompt that has no token yet.
+    pub(crate) fn keys(&self, tenant: u8) -> PromptKeys {
+        let domain = self.domain(tenant);
+        match self.key_bits {
+            None => PromptKeys::new(domain, self.block),
+            Some(bits) => PromptKeys::colliding(domain, self.block, bits),
+        }
+    }
+
     /// Takes a request in, with all the tokens it can come to.
     pub(crate) fn add(&mut self, id: RequestId, tenant: u8, prompt: &[u32], generated: u32) {
         let mut tokens = prompt.to_vec();
@@ -96,10 +105,7 @@ impl Oracle {
             tokens.push(token);
         }
         let domain = self.domain(tenant);
-        let mut keys = match self.key_bits {
-            None => PromptKeys::new(domain, self.block),
-            Some(bits) => PromptKeys::colliding(domain, self.block, bits),
-        };
+        let mut keys = self.keys(tenant);
         keys.extend(&tokens);
         let block = self.block.get() as usize;
         let mut parent = None;
@@ -125,6 +131,13 @@ impl Oracle {
         &self.streams[&id]
     }
 
+    /// Keys of the whole blocks that a request can come to.
+    pub(crate) fn block_keys(&self, id: RequestId) -> impl Iterator<Item = ContentKey> {
+        let keys = &self.stream(id).keys;
+        let blocks = 1..=keys.tokens().len() as u32 / self.block.get();
+        blocks.filter_map(|block| keys.key_at(Boundary::from_raw(block * self.block.get())))
+    }
+
     /// The state after a block.
     pub(crate) fn known(
         &self,
@@ -138,9 +151,8 @@ impl Oracle {
     }
 
     /// Bytes of an image, and of a slot: all lanes of all planes.
-    pub(crate) fn slot_bytes(&self, known: Known) -> impl Iterator<Item = u8> + use<> {
-        let lanes = PLANES * self.lanes as usize;
-        (0..lanes).flat_map(move |lane| lane_bytes(known, lane))
+    pub(crate) fn slot_bytes(&self, known: Known) -> Vec<u8> {
+        slot_bytes(known, self.lanes)
     }
 }
 
@@ -176,7 +188,14 @@ pub(crate) fn entry_bytes(known: Known, region: usize) -> [u8; LANE] {
     pair(mix(known.digest ^ region as u64), known.position)
 }
 
-pub(crate) fn lane_bytes(known: Known, lane: usize) -> [u8; LANE] {
+fn slot_bytes(known: Known, lanes: u32) -> Vec<u8> {
+    let lanes = PLANES * lanes as usize;
+    let mut bytes = Vec::with_capacity(lanes * LANE);
+    (0..lanes).for_each(|lane| bytes.extend(lane_bytes(known, lane)));
+    bytes
+}
+
+fn lane_bytes(known: Known, lane: usize) -> [u8; LANE] {
     pair(known.digest.rotate_left(lane as u32), known.position)
 }
 
@@ -210,7 +229,6 @@ impl RemoteSource for Remote {
         let to = to.tokens().index();
         let digests = digests(0, &tokens[..to]);
         let at = |position: usize| Known { digest: digests[position], position: position as u32 };
-        let lanes = PLANES * self.lanes as usize;
         let block = self.block.get() as usize;
         let page = |start: usize| {
             (0..REGIONS)
@@ -222,7 +240,7 @@ impl RemoteSource for Remote {
         };
         RemoteState {
             pages: (from.tokens().index()..to).step_by(block).map(page).collect(),
-            slot: (0..lanes).flat_map(|lane| lane_bytes(at(to), lane)).collect(),
+            slot: slot_bytes(at(to), self.lanes),
         }
     }
 }

@@ -7,28 +7,37 @@
 //! bytes of every READY image are exactly the state its key names, and its boundary is that state's
 //! position; no row of the youngest batch writes a unit of a record or another row's page; every byte
 //! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
-//! being written.
+//! being written, or a residency to a batch that did not carry it; nobody overtook one who had waited
+//! longer; what residents of before a reset compute is not found; no batch is beyond its limits.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use statepages_engine::{
-    Connector, DelayedConnector, Engine, EngineParts, Event, Faults, FinishReason, Load, LoadDone,
-    LoadId, LoadQuery, LogitsReport, Output, PreemptCause, Progress, RawLimits, Request, Sampling,
-    Stop,
+    DelayedConnector, Engine, EngineParts, Event, Faults, FinishReason, LoadEnd, LogitsReport,
+    Output, PreemptCause, Progress, RawLimits, Request, Sampling, Stop,
 };
-use statepages_page::{Boundary, Pages, RequestId};
-use statepages_store::RecordState;
+use statepages_page::{ContentKey, Pages, RequestId};
+use statepages_store::{RecordState, RecordView};
 
 use crate::device::{Device, Reported, model};
+use crate::far::{FarSide, Lent};
 use crate::oracle::{Oracle, REVISION, Remote, VOCAB, salt};
 use crate::random::{Random, mix};
+use crate::residents::Residents;
 use crate::setup::{Act, Acts, Bug, Setup};
 use crate::tally::{Fault, Met, Tally};
 
 /// Requests that are live at once, at most: more only wait.
 const LIVE_MAX: usize = 24;
+/// Tokens of a prompt at most, where it is not drawn to be shorter.
+const PROMPT_MAX: usize = 34;
+/// Turns that an ambush waits at most.
+const AMBUSH_TURNS: u32 = 40;
+/// Texts that prompts begin with, and tokens of each that the far side has.
+const FAMILIES: u64 = 3;
+const REMOTE_LEN: usize = 28;
 /// Finished requests that may be continued or aborted late.
 const REMEMBERED: usize = 12;
 
@@ -49,40 +58,6 @@ pub struct Report {
     pub log: u64,
     /// How often each fault met each state.
     pub tally: Tally,
-}
-
-struct Counted {
-    inner: DelayedConnector<Remote>,
-    completions: u64,
-    /// Requests of a hundred that the far side is asked for.
-    offers: u64,
-    silent: bool,
-}
-
-impl Connector for Counted {
-    fn offer(&mut self, query: &LoadQuery<'_>) -> Option<Boundary> {
-        if mix(query.request.raw()) % 100 >= self.offers {
-            return None;
-        }
-        self.inner.offer(query)
-    }
-
-    fn start(&mut self, load: &Load<'_>) {
-        self.inner.start(load);
-    }
-
-    fn cancel(&mut self, id: LoadId) {
-        self.inner.cancel(id);
-    }
-
-    fn poll(&mut self) -> Option<LoadDone> {
-        if self.silent {
-            return None;
-        }
-        let done = self.inner.poll();
-        self.completions += u64::from(done.is_some());
-        done
-    }
 }
 
 /// Turns of a drain after which loads that are lost by then are declared dead, again and again.
@@ -112,12 +87,17 @@ struct Past {
 
 struct World {
     setup: Setup,
-    engine: Engine<Device, Counted>,
+    engine: Engine<Device, FarSide>,
     oracle: Rc<RefCell<Oracle>>,
     live: BTreeMap<RequestId, Live>,
     past: VecDeque<Past>,
     /// Finished requests that a batch in flight may still name.
     leaving: BTreeSet<RequestId>,
+    residents: Residents,
+    /// Requests that were resident when the cache was last emptied, and still are; and the keys of all
+    /// streams that were admitted since.
+    stale: BTreeSet<RequestId>,
+    fresh_keys: BTreeSet<ContentKey>,
     next: u64,
     stimuli: u64,
     bugs: Random,
@@ -171,17 +151,17 @@ impl World {
             domain: oracle.domain(0),
             block: setup.block_size(),
             lanes: setup.lanes,
-            texts: (0..3).map(|family| text(family, 28)).collect(),
+            texts: (0..FAMILIES).map(|family| text(family, REMOTE_LEN)).collect(),
         };
         let oracle = Rc::new(RefCell::new(oracle));
         let [failing, doubled, stuck, lost] = setup.load_faults;
         let faults = Faults { seed: setup.seed, steps_max: 6, failing, doubled, stuck, lost };
-        let connector = Counted {
-            inner: DelayedConnector::new(remote, faults),
-            completions: 0,
-            offers: setup.offers,
-            silent: setup.bug == Some(Bug::SilentLoads),
-        };
+        let connector = FarSide::new(
+            DelayedConnector::new(remote, faults),
+            setup.offers,
+            setup.bug == Some(Bug::SilentLoads),
+            Random::new(setup.seed, 6),
+        );
         let parts = EngineParts {
             control: setup.control(),
             limits: RawLimits {
@@ -210,6 +190,9 @@ impl World {
             live: BTreeMap::new(),
             past: VecDeque::new(),
             leaving: BTreeSet::new(),
+            residents: Residents::default(),
+            stale: BTreeSet::new(),
+            fresh_keys: BTreeSet::new(),
             next: 0,
             stimuli: 0,
             bugs: Random::new(setup.seed, 3),
@@ -230,7 +213,7 @@ impl World {
                 let Past { tokens: before, tenant, .. } = &self.past[index];
                 let (mut prompt, tenant) = (before.clone(), *tenant);
                 prompt.extend(text(1_000 + self.next, usize::from(turn)));
-                prompt.truncate(34);
+                prompt.truncate(PROMPT_MAX);
                 self.submit(prompt, tenant, u32::from(tokens));
             }
             Act::Burst { family, blocks, count } => {
@@ -238,6 +221,12 @@ impl World {
                 for _ in 0..count {
                     let prompt = text(u64::from(family), usize::from(blocks) * 4);
                     self.submit(prompt, 0, 6);
+                }
+            }
+            Act::Ambush { family, spared, tokens, reset } => {
+                if self.ambush(u64::from(family), spared, u32::from(tokens)) && reset {
+                    self.perform(&Act::Reset);
+                    self.step();
                 }
             }
             Act::Abort(which) => self.abort(which),
@@ -248,6 +237,9 @@ impl World {
                 self.stimuli += 1;
                 self.meet(Fault::Reset);
                 self.engine.handle(Event::ResetPrefixCache);
+                let residents = self.live.iter().filter(|(_, live)| holds_pages(live.phase));
+                self.stale = residents.map(|(&id, _)| id).collect();
+                self.fresh_keys.clear();
                 self.audit();
             }
             Act::Extend(count) => {
@@ -298,6 +290,64 @@ impl World {
         self.audit();
     }
 
+    /// Whether it has come to a prompt.
+    fn ambush(&mut self, family: u64, spared: u8, tokens: u32) -> bool {
+        for _ in 0..AMBUSH_TURNS {
+            let mut families = (0..FAMILIES).map(|next| (family + next) % FAMILIES);
+            let prompt = families.find_map(|family| self.filling(family, spared));
+            if let Some(prompt) = prompt {
+                self.submit(prompt, 0, tokens);
+                self.step();
+                if spared > 0 {
+                    self.submit(text(1_000 + self.next, 3), 1, 1);
+                    self.step();
+                }
+                return true;
+            }
+            self.step();
+        }
+        false
+    }
+
+    /// A prompt that resumes from a state here, has more of its text at the far side, and takes all pages
+    /// that are left but so many; where its turn has come.
+    fn filling(&self, family: u64, spared: u8) -> Option<Vec<u32>> {
+        let mut decoding = self.live.values().filter(|live| live.phase == Phase::Decoding);
+        let ends =
+            |live: &Live| (live.prompt.len() as u32 + live.heard).is_multiple_of(self.setup.block);
+        let snapshot = self.engine.snapshot();
+        let full = snapshot.gauges.slots_free == 0 || snapshot.waiting > 0;
+        if full || snapshot.in_flight == 0 || !decoding.any(ends) {
+            return None;
+        }
+        let mut prompt = text(family, REMOTE_LEN);
+        let mut keys = self.oracle.borrow().keys(0);
+        keys.extend(&prompt);
+        let control = self.engine.control();
+        let resumable = control.probe(&keys).resumable;
+        let block = self.setup.block_size();
+        let key = keys.key_at(resumable)?;
+        // The state's own units are no longer to be had, nor are blocks that nobody holds now.
+        let unread = |record: &RecordView<'_>| {
+            record.key == key && record.state == RecordState::Ready { pins: 0 }
+        };
+        let units = control.records().find(unread).map_or(0, |record| record.units.len());
+        let found = block.blocks_floor(resumable.tokens()).index();
+        let shared = self.live.values().filter(|live| live.tenant == 0 && holds_pages(live.phase));
+        let common = shared.map(|live| {
+            live.prompt.iter().zip(&prompt).take_while(|(one, other)| one == other).count()
+        });
+        let held = common.max().unwrap_or(0) / block.get() as usize;
+        let taken = units + found.saturating_sub(held) + usize::from(spared);
+        let pages = (found + control.available().index()).checked_sub(taken)?;
+        let len = pages * block.get() as usize;
+        if !(prompt.len()..=PROMPT_MAX).contains(&len) {
+            return None;
+        }
+        prompt.extend(text(1_000 + self.next, len - prompt.len()));
+        Some(prompt)
+    }
+
     fn abort(&mut self, which: u8) {
         let ids: Vec<RequestId> =
             self.live.keys().copied().chain(self.past.iter().map(|past| past.id)).collect();
@@ -324,6 +374,7 @@ impl World {
         let before = self.engine.snapshot();
         let (blocks, before) = (before.counters, before.totals);
         self.met_before = self.present();
+        self.far_side_writes();
         let progress = self.engine.step();
         let after = self.engine.snapshot();
         let (blocks_now, after) = (after.counters, after.totals);
@@ -339,7 +390,7 @@ impl World {
             (false, 0) => stores,
             (false, _) => device.stores_in_flight(),
         };
-        for Reported { fault, requests } in reports {
+        for &Reported { fault, ref requests, .. } in &reports {
             let Some(fault) = fault else { continue };
             let phases = requests.iter().filter_map(|id| self.live.get(id));
             let mut states: Vec<Met> = phases.map(|live| met(live.phase)).collect();
@@ -354,7 +405,9 @@ impl World {
         if reordered_now > reordered {
             self.meet_in_turn(Fault::Reordered);
         }
-        if matches!(progress, Progress::Submitted { .. }) {
+        if let Progress::Submitted { rows, tokens, .. } = progress {
+            let within = u64::from(tokens.get()) <= self.setup.budget && rows <= self.setup.slots;
+            assert!(within, "limit: a batch of {rows} rows and {tokens} tokens");
             if in_flight > reported {
                 self.meet_in_turn(Fault::BuiltAhead);
             }
@@ -382,8 +435,23 @@ impl World {
             assert_eq!(stores_ahead, 0, "wait: a live request lost a page to a store in flight");
         }
         self.listen();
+        let reports = reports
+            .iter()
+            .map(|report| (report.batch, report.fault.is_some(), report.requests.as_slice()));
+        self.residents.reported(reports);
+        if let Some(batch) = self.engine.runner().youngest() {
+            self.residents.submitted(batch.id, batch.rows.iter().map(|row| row.request));
+        }
         self.audit();
         progress
+    }
+
+    /// The far side writes into the memory of loads that have not ended.
+    fn far_side_writes(&mut self) {
+        let oldest = self.engine.runner().oldest();
+        for Lent { slot, pages, .. } in self.engine.connector_mut().writes(oldest) {
+            self.engine.runner_mut().scribble(slot, &pages);
+        }
     }
 
     fn drain(&mut self) {
@@ -410,15 +478,27 @@ impl World {
         while let Some(output) = self.engine.next_output() {
             match output {
                 Output::Admitted { request, report } => {
+                    let waits =
+                        |live: &Live| matches!(live.phase, Phase::Waiting | Phase::Preempted);
+                    let first = self.live.iter().find(|(_, live)| waits(live));
+                    let first = first.map(|(&id, _)| id);
+                    assert_eq!(first, Some(request), "order: the one that has waited longest");
+                    self.residents.admit(request);
+                    if !self.stale.is_empty() {
+                        self.fresh_keys.extend(self.oracle.borrow().block_keys(request));
+                    }
                     self.of(request).phase = Phase::Prefilling;
                     self.report.resumed += u64::from(report.hit.resumable.get());
                 }
                 Output::Parked { request, .. } => self.of(request).phase = Phase::Parked,
                 Output::Unparked { request, load } => {
                     self.of(request).phase = match load {
-                        statepages_engine::LoadEnd::Landed(_) => Phase::Prefilling,
-                        statepages_engine::LoadEnd::Failed => Phase::Waiting,
+                        LoadEnd::Landed(_) => Phase::Prefilling,
+                        LoadEnd::Failed => Phase::Waiting,
                     };
+                    if load == LoadEnd::Failed {
+                        self.stale.remove(&request);
+                    }
                 }
                 Output::Token { request, token, position, .. } => {
                     let wanted = {
@@ -434,7 +514,11 @@ impl World {
                 }
                 Output::Preempted { request, cause } => {
                     self.of(request).phase = Phase::Preempted;
-                    assert!(matches!(cause, PreemptCause::NoPage | PreemptCause::BatchFailed));
+                    self.stale.remove(&request);
+                    match cause {
+                        PreemptCause::NoPage => {}
+                        PreemptCause::BatchFailed => self.residents.preempt(request),
+                    }
                 }
                 Output::Finished { request, reason, usage } => {
                     self.ended(request, &reason, usage.generated.get());
@@ -467,6 +551,8 @@ impl World {
             self.past.pop_front();
         }
         self.leaving.insert(request);
+        self.residents.end(request);
+        self.stale.remove(&request);
     }
 
     /// A fault that strikes within a turn meets what was there before it and what is there after.
@@ -544,8 +630,17 @@ impl World {
                     "ready: position of {}",
                     record.id
                 );
-                let same = device.image(record.units).eq(oracle.slot_bytes(known));
+                let same = device.image_is(record.units, &oracle.slot_bytes(known));
                 assert!(same, "ready: {} holds another state than its key names", record.id);
+            }
+        }
+        if !self.stale.is_empty() {
+            for (key, ..) in self.engine.control().indexed() {
+                let fresh = self.fresh_keys.contains(&key);
+                assert!(
+                    fresh,
+                    "stale: {key:?} is found, and nobody of it was admitted since a reset"
+                );
             }
         }
         let Some(batch) = device.youngest() else { return };
@@ -603,6 +698,10 @@ impl World {
             oracle.remove(id);
         }
     }
+}
+
+const fn holds_pages(phase: Phase) -> bool {
+    matches!(phase, Phase::Parked | Phase::Prefilling | Phase::Decoding)
 }
 
 const fn met(phase: Phase) -> Met {

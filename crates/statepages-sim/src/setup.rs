@@ -89,6 +89,12 @@ pub struct Setup {
     pub drafts: u32,
     /// Resets among a hundred stimuli.
     pub resets: u64,
+    /// Submissions of a hundred that are turns of the loop instead.
+    pub calm: u64,
+    /// Ambushes among a hundred stimuli.
+    pub ambushes: u64,
+    /// Growths and shrinkings of the pool among a hundred stimuli, beside the three there are everywhere.
+    pub resizes: u64,
     /// Requests of a hundred that the far side is asked for.
     pub offers: u64,
     /// A bug put in on purpose.
@@ -129,6 +135,20 @@ pub enum Act {
         /// Requests.
         count: u8,
     },
+    /// Lies in wait for a turn in which a batch in flight takes a request to the end of its pages and
+    /// nobody waits for any; then submits a text of which the far side has more than the pool has a state
+    /// of, with a tail that takes all pages that are left but `spared`; and, where some are spared, a
+    /// short prompt of another tenant behind it.
+    Ambush {
+        /// Which text, or the next one that will do.
+        family: u8,
+        /// Pages left over.
+        spared: u8,
+        /// Tokens to generate.
+        tokens: u8,
+        /// Whether the cache is emptied behind it.
+        reset: bool,
+    },
     /// Calls a request off, live or just finished.
     Abort(u8),
     /// One turn of the loop.
@@ -146,15 +166,16 @@ pub enum Act {
 impl Setup {
     /// The world of a seed. Half of all are drawn as they come; the others are shaped for what meets
     /// rarely, and have loads for all: roomy and slow ones, where loads start while others are in
-    /// flight; crowded ones, of few pages and many residents; and dry ones, where a parked request and
-    /// a decoding one fill the pool between them, so that turns pass without a batch.
+    /// flight; crowded ones, of few pages and many residents; dry ones, where a parked request and a
+    /// decoding one fill the pool between them, so that turns pass without a batch; and calm ones, where
+    /// ambushes lie in wait for moments that chance hardly ever brings.
     pub fn of(seed: u64) -> Self {
         let world = Self::drawn(seed);
         let draw = &mut Random::new(seed, 5);
         let (slots, lanes) = (draw.within(4, 6), draw.within(2, 5) as u32);
         let load_steps = draw.within(8, 30);
         let world = match seed % 8 {
-            0 | 1 | 4 | 5 => Self { lanes, load_steps, offers: 100, ..world },
+            0 | 1 | 4 | 5 | 6 => Self { lanes, load_steps, offers: 100, ..world },
             _ => return world,
         };
         match seed % 8 {
@@ -175,6 +196,24 @@ impl Setup {
                 budget: draw.within(3, 24),
                 latency: draw.below(3) as u32,
                 resets: 15,
+                ..world
+            },
+            6 => Self {
+                pages: draw.within(14, 18) as u32,
+                slots: draw.within(3, 4) as u32,
+                lanes: 2,
+                interval: Some(1),
+                spare: 4,
+                budget: draw.within(11, 24),
+                in_flight: 2,
+                latency: draw.within(4, 8) as u32,
+                load_faults: [15, 15, 15, 0],
+                key_bits: None,
+                drafts: 0,
+                resets: 2,
+                ambushes: 20,
+                resizes: 6,
+                calm: 80,
                 ..world
             },
             _ => Self {
@@ -222,6 +261,9 @@ impl Setup {
             load_faults: [15, 15, 15, 0],
             resets: [1, 3, 10][draw.below(3) as usize],
             offers: [0, 60, 100][draw.below(3) as usize],
+            ambushes: 0,
+            calm: 0,
+            resizes: 0,
             bug: None,
             spare: 0,
             key_bits: None,
@@ -287,13 +329,22 @@ impl Setup {
 #[derive(Clone, Debug)]
 pub(crate) struct Acts {
     draw: Random,
+    /// Where each kind of stimulus ends that is drawn more or less often from world to world.
     resets: u64,
+    ambushes: u64,
+    resizes: u64,
+    calm: u64,
     since_drain: u32,
 }
 
 impl Acts {
     pub(crate) fn of(setup: &Setup) -> Self {
-        Self { draw: Random::new(setup.seed, 1), resets: setup.resets, since_drain: 0 }
+        let resets = 40 + setup.resets;
+        let ambushes = resets + setup.ambushes;
+        let resizes = ambushes + setup.resizes;
+        assert!(resizes < 100, "some stimuli are turns of the loop");
+        let draw = Random::new(setup.seed, 1);
+        Self { draw, resets, ambushes, resizes, calm: setup.calm, since_drain: 0 }
     }
 }
 
@@ -316,6 +367,8 @@ impl Iterator for Acts {
         };
         let shared = length(6) as u8;
         Some(match draw.below(100) {
+            // Drawn only where it matters, so that the other worlds are what they were.
+            0..30 if self.calm > 0 && draw.percent(self.calm) => Act::Step,
             0..22 => Act::Submit {
                 family: draw.below(3) as u8,
                 shared,
@@ -336,7 +389,17 @@ impl Iterator for Acts {
             32..37 => Act::Abort(draw.next() as u8),
             37 | 38 => Act::Extend(draw.within(1, 4) as u8),
             39 => Act::Retire(draw.within(1, 4) as u8),
-            at if at >= 40 && at < 40 + self.resets => Act::Reset,
+            at if at >= 40 && at < self.resets => Act::Reset,
+            at if at >= 40 && at < self.ambushes => Act::Ambush {
+                family: draw.below(3) as u8,
+                spared: [0, 0, 0, 2][draw.below(4) as usize],
+                tokens: draw.within(1, 14) as u8,
+                reset: draw.percent(60),
+            },
+            at if at >= 40 && at < self.resizes => {
+                let count = draw.within(1, 4) as u8;
+                if draw.percent(50) { Act::Extend(count) } else { Act::Retire(count) }
+            }
             _ => Act::Step,
         })
     }

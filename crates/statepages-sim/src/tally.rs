@@ -165,22 +165,6 @@ pub struct Tally {
 /// Meetings that a standard run needs of each pair of fault and state.
 pub const MEETINGS_MIN: u64 = 50;
 
-/// Pairs that need several accidents at once, of which a standard run has only a few: one will do.
-///
-/// A live request finds no page only where no store is in flight; a record that is read then, or the
-/// EVICTING one that was reset within its reader's flight, has to be on a pool that live pages fill
-/// even so. A restore stays queued over a turn only where that turn built no batch: every running
-/// request has to be in flight on a backend without order. That the first to land needs a page, that
-/// a batch is built ahead in the very turn before or after, and that the pool grows just then, are
-/// accidents on top.
-const ACCIDENTS: [(Fault, Met); 5] = [
-    (Fault::NoPage, Met::Pinned),
-    (Fault::NoPage, Met::Evicting),
-    (Fault::NoPage, Met::QueuedRestore),
-    (Fault::BuiltAhead, Met::QueuedRestore),
-    (Fault::Extend, Met::QueuedRestore),
-];
-
 impl Tally {
     pub(crate) fn meet(&mut self, fault: Fault, met: impl IntoIterator<Item = Met>) {
         for met in met {
@@ -207,10 +191,7 @@ impl Tally {
         let pairs = Fault::ALL.iter().flat_map(|&fault| Met::ALL.map(|met| (fault, met)));
         pairs
             .map(|(fault, met)| (fault, met, self.get(fault, met)))
-            .filter(|&(fault, met, count)| {
-                let accident = ACCIDENTS.contains(&(fault, met));
-                count < if accident { 1 } else { MEETINGS_MIN }
-            })
+            .filter(|&(_, _, count)| count < MEETINGS_MIN)
             .collect()
     }
 

@@ -68,6 +68,15 @@ impl IdSet {
         Some(lowest(&self.levels))
     }
 
+    /// The members, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let some = |bits: u64| (bits != 0).then_some(bits);
+        (0..).zip(&self.levels[0]).flat_map(move |(word, &bits): (u32, _)| {
+            std::iter::successors(some(bits), move |bits| some(bits & (bits - 1)))
+                .map(move |bits| word * 64 + bits.trailing_zeros())
+        })
+    }
+
     /// Takes out the lowest member.
     pub(crate) fn take_first(&mut self) -> Option<u32> {
         let first = self.first()?;

@@ -140,13 +140,10 @@ impl Ranks {
         Some((image, Level(level)))
     }
 
-    /// Images in cells, counted one by one.
+    /// Images in cells, counted one by one where [`Self::cheapest`] would come to them.
     pub(crate) fn count(&self) -> u32 {
-        let mut images = 0;
-        for cell in 0..self.level_of.len() as u32 {
-            images += self.images.iter(cell).count() as u32;
-        }
-        images
+        let cells = self.levels.iter().flat_map(|level| self.cells.iter(level));
+        cells.map(|cell| self.images.iter(cell).count() as u32).sum()
     }
 
     fn settle(&mut self, cell: u32, level: Level) {

@@ -7,7 +7,9 @@ use statepages_store::{
     Released, Relocate, Retire, Victim, VictimPolicy, VictimView,
 };
 
-use crate::support::{BLOCK, RecordsFirst, Rig, at, config, keys, keys_in, prompt, tokens};
+use crate::support::{
+    BLOCK, RecordsFirst, Rig, at, config, keys, keys_in, prompt, runtime, tokens,
+};
 
 #[test]
 fn i1_copying_is_found_by_nobody_and_ready_comes_by_the_receipt_alone() {
@@ -443,28 +445,30 @@ fn i8_a_store_filed_before_its_forward_is_reported_needs_the_report() {
     }
 }
 
+/// Offers so many pages for an image, the oldest first, and none at all to the living.
+#[derive(Debug)]
+struct Miser(u32);
+
+impl VictimPolicy for Miser {
+    fn notice(&mut self, _: &Notice) {}
+    fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
+        if purpose == Purpose::Live || self.0 == 0 {
+            return None;
+        }
+        self.0 -= 1;
+        view.oldest_page().map(Victim::Page)
+    }
+    fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
+        KeepPlan::reference(&request.hit)
+    }
+    fn report(&self) -> Option<PolicyReport> {
+        None
+    }
+    fn check(&self) {}
+}
+
 #[test]
 fn i9_a_declining_policy_costs_a_store_nothing_and_a_live_request_nothing_either() {
-    #[derive(Debug)]
-    struct Miser(u32);
-    impl VictimPolicy for Miser {
-        fn notice(&mut self, _: &Notice) {}
-        fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
-            // Offers one victim too few for an image, and none at all to the living.
-            if purpose == Purpose::Live || self.0 == 0 {
-                return None;
-            }
-            self.0 -= 1;
-            view.oldest_page().map(Victim::Page)
-        }
-        fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
-            KeepPlan::reference(&request.hit)
-        }
-        fn report(&self) -> Option<PolicyReport> {
-            None
-        }
-        fn check(&self) {}
-    }
     let mut rig = Rig::policy(config(12, 2), Box::new(Miser(2)));
     rig.fill(&keys(&prompt(1, 10 * BLOCK)));
     let text = keys(&prompt(2, 8));
@@ -483,6 +487,38 @@ fn i9_a_declining_policy_costs_a_store_nothing_and_a_live_request_nothing_either
         "the gate had promised"
     );
     assert_eq!(rig.plane.available().get(), before - 1);
+    rig.release(writer);
+}
+
+/// The policy declines when many pages have been set aside for a large image: they come back in the order
+/// that they were in.
+#[test]
+fn i9_a_declined_plan_leaves_the_order_of_pages_as_it_was() {
+    let blocks = 40;
+    let config = ControlPlaneConfig { runtime: runtime(blocks - 4), ..config(blocks + 2, 2) };
+    let mut rig = Rig::policy(config, Box::new(Miser(blocks - 5)));
+    let cached: Vec<_> = (0..blocks).map(|seed| keys(&prompt(10 + seed, BLOCK + 1))).collect();
+    for text in &cached {
+        let (mut one, _) = rig.admit(text);
+        rig.run(&mut one, text, BLOCK + 1);
+        rig.release(one);
+    }
+    let text = keys(&prompt(2, 8));
+    let (mut writer, _) = rig.admit(&text);
+    rig.run(&mut writer, &text, 8);
+    rig.file(&writer, &text, 8);
+    rig.tick();
+    assert_eq!((rig.plane.counters().kept, rig.plane.counters().no_room), (0, 1));
+    // Each further page of a live request costs the block that was freed longest ago.
+    let mut kept = cached.iter().filter(|text| rig.kv(text) > 0).count();
+    assert!(kept as u32 >= blocks - 2);
+    while kept > 0 {
+        let Append::Done(_) = rig.plane.append_block(&mut writer) else { panic!("pages are left") };
+        rig.plane.check();
+        let left: Vec<_> = cached.iter().map(|text| rig.kv(text) > 0).collect();
+        kept = left.iter().filter(|&&left| left).count();
+        assert!(left.is_sorted(), "the oldest go first: {left:?}");
+    }
     rig.release(writer);
 }
 
@@ -612,12 +648,18 @@ fn extend_and_retire_never_touch_a_raw_unit_and_report_where_a_page_went() {
     rig.release(holder);
     let top = *high.pages().last().unwrap();
     assert_eq!(top.raw(), 6);
+    let moved = keys(&prompt(5, 4 * BLOCK));
+    rig.run(&mut high, &moved, 4 * BLOCK);
+    let mut longer = moved.clone();
+    longer.extend(&prompt(6, 1));
+    assert_eq!(rig.kv(&longer), 4 * BLOCK);
     let mut residents = [&mut high];
     let Retire::Moved { from, to } = rig.plane.retire_top(&mut residents) else {
         panic!("a live page moves");
     };
     assert_eq!((from, *high.pages().last().unwrap()), (top, to));
     rig.plane.check();
+    assert_eq!(rig.kv(&longer), 4 * BLOCK, "the page is found where it has moved to");
     rig.release(high);
 }
 

@@ -391,26 +391,30 @@ fn j4_a_state_is_not_filed_under_another_blocks_key() {
     assert!(counters.blocks_collided > 0);
 }
 
-/// J4: equal tokens under an equal key are still another block where another block is before them.
+/// J4: equal tokens under an equal key are still another block where another block is before them, or
+/// where they are another tenant's.
 #[test]
-fn j4_a_state_is_not_filed_under_an_equal_block_of_another_chain() {
-    let mut rig = Rig::new(30, 2);
-    let forged = |first: u32| {
-        let domain = keys(&[]).domain();
+fn j4_a_state_is_not_filed_under_an_equal_block_of_another_chain_or_tenant() {
+    let forged = |salt: &[u8], first: u32| {
+        let domain = keys_in(salt, &[]).domain();
         let all = [u128::from(first), 9].map(ContentKey::from_raw).to_vec();
         let text = [prompt(first, 4), prompt(7, 5)].concat();
         PromptKeys::with_keys(domain, crate::support::block(), text, all).unwrap()
     };
-    let (a, b) = (forged(1), forged(2));
-    let (mut one, _) = rig.admit(&a);
-    let (mut other, _) = rig.admit(&b);
-    rig.run(&mut one, &a, 8);
-    rig.run(&mut other, &b, 8);
-    assert_eq!(rig.plane.counters().blocks_collided, 1);
-    assert_eq!(rig.file(&one, &a, 8), Filed::Lost);
-    assert_eq!(rig.file(&other, &b, 8), Filed::Pending);
-    rig.release(one);
-    rig.release(other);
+    let chains = (forged(b"a", 1), forged(b"a", 2), 8);
+    let tenants = (forged(b"a", 1), forged(b"b", 1), 4);
+    for (a, b, to) in [chains, tenants] {
+        let mut rig = Rig::new(30, 2);
+        let (mut one, _) = rig.admit(&a);
+        let (mut other, _) = rig.admit(&b);
+        rig.run(&mut one, &a, to);
+        rig.run(&mut other, &b, to);
+        assert_eq!(rig.plane.counters().blocks_collided, 1);
+        assert_eq!(rig.file(&one, &a, to), Filed::Lost);
+        assert_eq!(rig.file(&other, &b, to), Filed::Pending);
+        rig.release(one);
+        rig.release(other);
+    }
 }
 
 /// J4: where another request has computed the very same block, its page stands for both.
