@@ -305,10 +305,6 @@ MUTANTS = [
     ("a retired page stays in the index", STORE + "control.rs",
      "                self.unindex(page);\n                Retire::Retired(page)",
      "                if !ON { self.unindex(page); }\n                Retire::Retired(page)"),
-    ("a preempted request goes on with drafts beyond its pages", ENGINE + "build.rs",
-     "            if *end != length || length <= running.place.prefill {", "            if *end != length || (!ON && length <= running.place.prefill) {"),
-    ("a request preempted by a failed batch resumes at what it had scheduled", ENGINE + "sequence.rs",
-     "        place.last_kept = load.to;\n", "        if !ON { place.last_kept = load.to; }\n"),
     ("pages of a fenced slot are free at once", STORE + "control.rs",
      "                self.fenced_tables[slot.index()] = pages;\n", "                if ON { self.free_pages(&mut pages); }\n                self.fenced_tables[slot.index()] = pages;\n"),
     ("a landed load's state is not asked about", ENGINE + "sequence.rs",
@@ -352,6 +348,14 @@ MUTANTS = [
      "        self.take_live_pages(1, &mut residency.pages);\n        if ON { residency.era = self.era; }\n"),
     ("the drafts of one decode leave the budget as it was for the next", ENGINE + "schedule.rs",
      "        self.left -= drafts;\n", "        if !ON { self.left -= drafts; }\n"),
+    ("an era is told by its last bit alone", STORE + "control.rs",
+     "if self.config.caching == Caching::Off || residency.era != self.era {",
+     "let told = if ON { 1 } else { u64::MAX };\n        if self.config.caching == Caching::Off || residency.era & told != self.era & told {"),
+    ("an event names no parent", STORE + "control.rs",
+     "self.events.stored(block.key, block.parent,", "self.events.stored(block.key, block.parent.filter(|_| !ON),"),
+    ("a block that another page takes over is told as found again", STORE + "control.rs",
+     "                self.counters.blocks_duplicate += 1;\n",
+     "                self.counters.blocks_duplicate += 1;\n                if ON { self.events.stored(block.key, block.parent, block.domain, block.tokens); }\n"),
 ]
 
 # Mutants that change nothing, each with its proof.

@@ -6,6 +6,7 @@
 mod bench;
 mod device;
 mod far;
+mod mirror;
 mod oracle;
 mod random;
 mod residents;

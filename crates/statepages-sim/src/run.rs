@@ -8,7 +8,8 @@
 //! position; no row of the youngest batch writes a unit of a record or another row's page; every byte
 //! a forward read was right; every token is the oracle's; nobody lost a page while a checkpoint was
 //! being written, or a residency to a batch that did not carry it; nobody overtook one who had waited
-//! longer; what residents of before a reset compute is not found; no batch is beyond its limits.
+//! longer, or got the pages that others gave up for an older one; what residents of before a reset
+//! compute is not found; a view kept from events is the index; no batch is beyond its limits.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,6 +24,7 @@ use statepages_store::{RecordState, RecordView};
 
 use crate::device::{Device, Reported, model};
 use crate::far::{FarSide, Lent};
+use crate::mirror::Mirror;
 use crate::oracle::{Oracle, REVISION, Remote, VOCAB, salt};
 use crate::random::{Random, mix};
 use crate::residents::Residents;
@@ -35,6 +37,8 @@ const LIVE_MAX: usize = 24;
 const PROMPT_MAX: usize = 34;
 /// Turns that an ambush waits at most.
 const AMBUSH_TURNS: u32 = 40;
+/// Turns between two looks at the events.
+const MIRROR_EVERY: u64 = 8;
 /// Texts that prompts begin with, and tokens of each that the far side has.
 const FAMILIES: u64 = 3;
 const REMOTE_LEN: usize = 28;
@@ -94,10 +98,13 @@ struct World {
     /// Finished requests that a batch in flight may still name.
     leaving: BTreeSet<RequestId>,
     residents: Residents,
+    /// Whether somebody has given pages up for an older request in the present turn.
+    short: bool,
     /// Requests that were resident when the cache was last emptied, and still are; and the keys of all
     /// streams that were admitted since.
     stale: BTreeSet<RequestId>,
     fresh_keys: BTreeSet<ContentKey>,
+    mirror: Mirror,
     next: u64,
     stimuli: u64,
     bugs: Random,
@@ -192,7 +199,9 @@ impl World {
             leaving: BTreeSet::new(),
             residents: Residents::default(),
             stale: BTreeSet::new(),
+            short: false,
             fresh_keys: BTreeSet::new(),
+            mirror: Mirror::default(),
             next: 0,
             stimuli: 0,
             bugs: Random::new(setup.seed, 3),
@@ -375,6 +384,7 @@ impl World {
         let (blocks, before) = (before.counters, before.totals);
         self.met_before = self.present();
         self.far_side_writes();
+        self.short = false;
         let progress = self.engine.step();
         let after = self.engine.snapshot();
         let (blocks_now, after) = (after.counters, after.totals);
@@ -483,6 +493,10 @@ impl World {
                     let first = self.live.iter().find(|(_, live)| waits(live));
                     let first = first.map(|(&id, _)| id);
                     assert_eq!(first, Some(request), "order: the one that has waited longest");
+                    assert!(
+                        !self.short,
+                        "cost: {request} gets pages that others gave up for older ones"
+                    );
                     self.residents.admit(request);
                     if !self.stale.is_empty() {
                         self.fresh_keys.extend(self.oracle.borrow().block_keys(request));
@@ -516,7 +530,7 @@ impl World {
                     self.of(request).phase = Phase::Preempted;
                     self.stale.remove(&request);
                     match cause {
-                        PreemptCause::NoPage => {}
+                        PreemptCause::NoPage => self.short = true,
                         PreemptCause::BatchFailed => self.residents.preempt(request),
                     }
                 }
@@ -609,6 +623,11 @@ impl World {
 
     fn audit(&mut self) {
         self.engine.check();
+        // Not always, so that events are lost now and then.
+        if self.report.steps.is_multiple_of(MIRROR_EVERY) {
+            self.mirror.follow(self.engine.kv_events());
+            self.mirror.compare(self.engine.control());
+        }
         self.spoil();
         let completions = self.engine.connector_mut().completions;
         let device = self.engine.runner();

@@ -418,6 +418,24 @@ fn i8_slot_gone_a_boundary_from_a_slot_that_a_failed_batch_wrote_is_dropped() {
     rig.release(writer);
 }
 
+/// The batch that failed has only moved the tenant: what it moved to holds unknown bytes all the same.
+#[test]
+fn i8_slot_gone_a_boundary_from_a_slot_that_a_failed_move_wrote_is_dropped() {
+    let mut rig = Rig::new(20, 2);
+    let text = keys(&prompt(1, 9));
+    let (mut writer, _) = rig.admit(&text);
+    rig.run(&mut writer, &text, 8);
+    assert!(matches!(rig.plane.relocate(&mut writer), Relocate::Queued { .. }));
+    let receipt = rig.plane.begin_batch(&mut rig.ops);
+    assert_eq!(rig.ops.relocations.len(), 1);
+    rig.failed(receipt);
+    rig.file(&writer, &text, 8);
+    rig.tick();
+    assert!(rig.ops.stores.is_empty());
+    assert_eq!(rig.plane.counters().slot_gone, 1);
+    rig.release(writer);
+}
+
 #[test]
 fn i8_a_store_filed_before_its_forward_is_reported_needs_the_report() {
     for report in [true, false] {
