@@ -272,10 +272,9 @@ fn open(names: &[String]) -> Result<Library, DeviceError> {
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, DeviceError> {
     // SAFETY: the caller states the shape.
     let found = unsafe { library.get::<T>(name) };
-    found.map(|symbol| *symbol).map_err(|error| DeviceError::SymbolAbsent {
-        symbol: name.into(),
-        reason: what(&error),
-    })
+    found
+        .map(|symbol| *symbol)
+        .map_err(|error| DeviceError::SymbolAbsent { symbol: name.into(), reason: what(&error) })
 }
 
 /// The loader's own words, where there are any: the error itself says only which call has failed.

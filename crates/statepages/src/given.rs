@@ -114,7 +114,7 @@ mod tests {
 
     fn refused(words: &str) -> String {
         let words = std::iter::once("statepages").chain(words.split_whitespace());
-        let error = parse(words).err().expect("refused");
+        let error = parse(words).expect_err("refused");
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }
