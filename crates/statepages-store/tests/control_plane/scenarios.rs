@@ -417,6 +417,22 @@ fn j4_a_state_is_not_filed_under_an_equal_block_of_another_chain_or_tenant() {
     }
 }
 
+/// J4: a block found behind one parent is not hit behind another.
+#[test]
+fn j4_an_equal_block_of_another_chain_is_not_hit() {
+    let mut rig = Rig::new(30, 2);
+    let forged = |first: u32, len: usize, blocks: usize| {
+        let domain = keys(&[]).domain();
+        let all = [u128::from(first), 9].map(ContentKey::from_raw)[..blocks].to_vec();
+        let text = [prompt(first, 4), prompt(7, 5)].concat()[..len].to_vec();
+        PromptKeys::with_keys(domain, crate::support::block(), text, all).unwrap()
+    };
+    rig.publish(&forged(1, 9, 2), 8);
+    rig.fill(&forged(2, 5, 1));
+    assert_eq!(rig.kv(&forged(1, 9, 2)), 8);
+    assert_eq!(rig.kv(&forged(2, 9, 2)), 4, "its second block lies behind another first one");
+}
+
 /// J4: where another request has computed the very same block, its page stands for both.
 #[test]
 fn j4_a_state_is_filed_under_the_key_of_the_same_block() {
