@@ -261,7 +261,7 @@ fn open(names: &[String]) -> Result<Library, DeviceError> {
         // SAFETY: initialisers of a driver's libraries have no preconditions.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(error) => reasons.push(error.to_string()),
+            Err(error) => reasons.push(what(&error)),
         }
     }
     Err(DeviceError::LibraryAbsent { tried: names.to_vec(), reason: reasons.join("; ") })
@@ -272,8 +272,12 @@ fn open(names: &[String]) -> Result<Library, DeviceError> {
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, DeviceError> {
     // SAFETY: the caller states the shape.
     let found = unsafe { library.get::<T>(name) };
-    found.map(|symbol| *symbol).map_err(|error| DeviceError::SymbolAbsent {
-        symbol: name.into(),
-        reason: error.to_string(),
-    })
+    found
+        .map(|symbol| *symbol)
+        .map_err(|error| DeviceError::SymbolAbsent { symbol: name.into(), reason: what(&error) })
+}
+
+/// The loader's own words, where there are any: the error itself says only which call has failed.
+fn what(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

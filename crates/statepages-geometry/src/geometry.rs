@@ -311,6 +311,25 @@ impl Dsv4Geometry {
         SlotBytes { plane, bytes: self.row_range(row, plane) }
     }
 
+    /// How many positions from this one on, itself included, have window rows that lie one behind
+    /// the other in each plane.
+    ///
+    /// # Panics
+    /// For a layer that does not exist.
+    pub fn window_run(&self, layer: LayerCache, position: Tokens) -> u32 {
+        let (ring, stride) = match layer.class {
+            LayerClass::Draft => {
+                let ring = self.state_ring(layer, StateField::DraftWindow);
+                (ring, ring)
+            }
+            LayerClass::Dense => (self.ring(), self.dense.stride),
+            LayerClass::Hca => (self.ring(), self.hca.stride),
+            LayerClass::Csa => (self.ring(), self.csa.stride),
+        };
+        let row = position.get() % ring;
+        (stride - row % stride).min(ring - row)
+    }
+
     /// Where the state row of a position lies.
     ///
     /// # Panics

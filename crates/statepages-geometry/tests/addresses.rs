@@ -103,6 +103,7 @@ fn slot_owners(geometry: &Dsv4Geometry) -> Owners {
                 }
             }
         }
+        window_runs(geometry, layer, start);
         for field in fields_of(layer) {
             for position in start..start + geometry.state_ring(layer, field) {
                 let row = geometry.state_row(layer, field, Tokens::new(position));
@@ -111,6 +112,24 @@ fn slot_owners(geometry: &Dsv4Geometry) -> Owners {
         }
     }
     owners
+}
+
+/// Window rows lie one behind the other as far as the geometry says, and no further.
+fn window_runs(geometry: &Dsv4Geometry, layer: LayerCache, start: u32) {
+    let planes = if layer.class == LayerClass::Draft { 1 } else { geometry.planes() };
+    for position in start..start + 2 * geometry.ring() {
+        let row =
+            |i: u32, plane| geometry.window_row(layer, Tokens::new(position + i), plane).bytes;
+        let run = geometry.window_run(layer, Tokens::new(position));
+        assert!(run >= 1);
+        for plane in 0..planes {
+            assert!((1..run).all(|i| row(i, plane).start == row(i - 1, plane).end));
+        }
+        // Where a class has one layer, the next stride may happen to follow.
+        let alone =
+            geometry.layers().iter().filter(|other| other.class == layer.class).count() == 1;
+        assert!(alone || row(run, 0).start != row(run - 1, 0).end, "{layer:?} at {position}");
+    }
 }
 
 /// Pages are full to the byte; slots hold all rings with only padding left over.

@@ -87,6 +87,8 @@ pub enum ForwardError {
     },
     /// The model has no draft layer.
     NoDraftLayer,
+    /// The model's forwards do not keep what a draft reads.
+    NotDrafting,
     /// A draft does not follow a forward of the same batch, or has not one next token a sequence.
     NotForwarded,
     /// A token id is not in the vocabulary.
@@ -136,6 +138,7 @@ impl fmt::Display for ForwardError {
                 write!(f, "sequence {sequence} of the batch starts at 0, nothing is before it")
             }
             Self::NoDraftLayer => f.write_str("the model has no draft layer"),
+            Self::NotDrafting => f.write_str("drafts need a model that is made for drafting"),
             Self::NotForwarded => {
                 f.write_str("a draft needs a forward of the same batch, and each one's next token")
             }
@@ -181,6 +184,8 @@ pub(crate) struct Span<'a> {
     pub(crate) start: u32,
     /// Position behind the chunk's last token.
     pub(crate) end: u32,
+    /// Position of the first token whose logits are wanted; `end` for none.
+    pub(crate) wanted: u32,
 }
 
 impl Span<'_> {
@@ -253,7 +258,12 @@ impl<'a> Plan<'a> {
                 None => start,
                 Some(_) => start.checked_sub(1).ok_or(ForwardError::NothingBefore { sequence })?,
             };
-            plan.spans.push(Span { slot: chunk.slot, pages, first, from, start, end });
+            let wanted = match chunk.logits {
+                LogitsWanted::None => end,
+                LogitsWanted::Last => end - 1,
+                LogitsWanted::All => start,
+            };
+            plan.spans.push(Span { slot: chunk.slot, pages, first, from, start, end, wanted });
             let ids = chunk.before.iter().chain(chunk.tokens);
             plan.tokens.extend((from..end).zip(ids).map(|(position, &id)| Token {
                 sequence: sequence as u32,
@@ -262,6 +272,11 @@ impl<'a> Plan<'a> {
             }));
         }
         Ok(plan)
+    }
+
+    /// True for a token whose logits are wanted.
+    pub(crate) fn wants(&self, token: &Token) -> bool {
+        token.position >= self.spans[token.sequence as usize].wanted
     }
 
     /// The same tokens as the draft layer sees them: each with the id of the one behind it, and

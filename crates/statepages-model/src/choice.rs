@@ -4,6 +4,7 @@
 
 /// Sees every choice before it is used, and may replace it: tests hold the forward to another
 /// implementation's choices with it, since two correct ones may differ where scores nearly tie.
+/// The last layer chooses nothing for a token whose logits nobody wants.
 pub trait Choices: Sync {
     /// The entries, ascending, that a query of a CSA layer attends to. Asked only where there are
     /// more visible entries, one score each, than `index_topk`.

@@ -102,6 +102,13 @@ pub enum ConfigError {
         /// The value, as text.
         got: String,
     },
+    /// Not every layer has a ratio, or there are ratios of no layer.
+    RatioCount {
+        /// `num_hidden_layers + num_nextn_predict_layers`.
+        expected: u64,
+        /// Ratios given.
+        got: usize,
+    },
     /// A layer's ratio is none that the forward has.
     UnknownRatio {
         /// Number of the layer.
@@ -123,6 +130,11 @@ impl fmt::Display for ConfigError {
             Self::NotPositive { field, got } => {
                 write!(f, "{field}: expected a positive number, got {got}")
             }
+            Self::RatioCount { expected, got } => write!(
+                f,
+                "compress_ratios: expected {expected} entries (num_hidden_layers + \
+                 num_nextn_predict_layers), got {got}"
+            ),
             Self::UnknownRatio { layer, got } => write!(
                 f,
                 "compress_ratios[{layer}]: expected 0, {CSA_RATIO} or {HCA_RATIO}, got {got}"
@@ -192,11 +204,16 @@ impl ModelConfig {
     /// is checked where their geometry is derived.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let cache = &self.cache;
-        let (ratios, drafts) = (cache.compress_ratios.len() as u32, cache.num_nextn_predict_layers);
+        // A DSpark model's draft layers are counted from its ratios.
+        let drafts = match cache.draft_layers {
+            DraftLayers::Mtp => 1,
+            DraftLayers::DSpark => u32::MAX,
+        };
         // Bounds keep every product of two of these inside u32, whatever file they come from.
         let wide = 1 << 15;
         for (field, min, max, got) in [
-            ("num_hidden_layers", 1, ratios.saturating_sub(drafts), cache.num_hidden_layers),
+            ("num_hidden_layers", 1, 1 << 12, cache.num_hidden_layers),
+            ("num_nextn_predict_layers", 0, drafts, cache.num_nextn_predict_layers),
             ("hidden_size", 1, wide, self.hidden_size),
             ("num_attention_heads", 1, 1 << 12, self.num_attention_heads),
             ("head_dim", 1, 1 << 12, cache.head_dim),
@@ -244,15 +261,17 @@ impl ModelConfig {
                 return Err(ConfigError::NotPositive { field, got: got.to_string() });
             }
         }
+        let got = cache.compress_ratios.len();
+        let expected =
+            u64::from(cache.num_hidden_layers) + u64::from(cache.num_nextn_predict_layers);
+        if got as u64 != expected {
+            return Err(ConfigError::RatioCount { expected, got });
+        }
         if self.has_draft() {
-            let ratio = cache.compress_ratios[cache.num_hidden_layers as usize];
-            for (field, max, got) in [
-                ("num_nextn_predict_layers", 1, cache.num_nextn_predict_layers),
-                ("compress_ratios of the draft layer", 0, ratio),
-            ] {
-                if got > max {
-                    return Err(ConfigError::OutOfRange { field, min: 0, max, got });
-                }
+            let got = cache.compress_ratios[cache.num_hidden_layers as usize];
+            if got > 0 {
+                let field = "compress_ratios of the draft layer";
+                return Err(ConfigError::OutOfRange { field, min: 0, max: 0, got });
             }
         }
         for (layer, &got) in self.trunk_ratios().iter().enumerate() {
@@ -278,6 +297,17 @@ mod tests {
         };
         check(|c| c.hidden_size = 200, "hidden_size: expected a multiple of 16, got 200");
         check(|c| c.hc_mult = 5, "hc_mult: expected 1 to 4, got 5");
+        check(
+            |c| c.cache.num_nextn_predict_layers = 2,
+            "num_nextn_predict_layers: expected 0 to 1, got 2",
+        );
+        let count = |expected: u64, got: usize| {
+            let sum = "num_hidden_layers + num_nextn_predict_layers";
+            format!("compress_ratios: expected {expected} entries ({sum}), got {got}")
+        };
+        check(|c| c.cache.num_hidden_layers = 6, &count(7, 6));
+        check(|c| c.cache.num_nextn_predict_layers = 0, &count(5, 6));
+        check(|c| c.cache.compress_ratios.clear(), &count(6, 0));
         check(|c| c.o_groups = 3, "num_attention_heads: expected a multiple of 3, got 4");
         check(|c| c.hc_eps = f32::NAN, "hc_eps: expected a positive number, got NaN");
         check(

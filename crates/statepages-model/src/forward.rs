@@ -9,12 +9,13 @@ use statepages_copy::HostArena;
 use statepages_geometry::Dsv4Geometry;
 use statepages_page::SlotId;
 
-use crate::batch::{ForwardError, Logits, LogitsWanted, Plan, SequenceChunk, Span};
+use crate::batch::{ForwardError, Logits, Plan, SequenceChunk, Span};
 use crate::choice::{Choices, OwnChoices};
 use crate::config::ModelConfig;
 use crate::kernel::gemm::{Rows, RowsMut, gemm};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::kernel::matrix::Matrix;
+use crate::moe::Experts;
 use crate::pass::{Core, Pass, PerThread};
 use crate::state::{Entries, Tiles, store_window};
 use crate::tile::{Rows32, Tile, Work, enter};
@@ -107,6 +108,8 @@ pub struct Model {
     core: Core,
     pool: rayon::ThreadPool,
     threads: usize,
+    /// True where a draft may follow a forward.
+    drafting: bool,
     scratch: Scratch,
     /// Spans of the forward whose residuals the scratch still holds, for a draft.
     forwarded: Vec<(SlotId, u32, u32)>,
@@ -119,6 +122,7 @@ struct Scratch {
     keys: Rows32,
     entry_rows: Rows32,
     window_rows: Rows32,
+    experts: Experts,
 }
 
 impl Model {
@@ -142,6 +146,7 @@ impl Model {
             core: Core::new(weights, geometry.clone(), machine),
             pool,
             threads,
+            drafting: false,
             scratch: Scratch {
                 tiles: Vec::new(),
                 work: PerThread::new(threads),
@@ -149,9 +154,18 @@ impl Model {
                 keys: Rows32::default(),
                 entry_rows: Rows32::default(),
                 window_rows: Rows32::default(),
+                experts: Experts::default(),
             },
             forwarded: Vec::new(),
         })
+    }
+
+    /// The same model, whose forwards keep what [`Model::draft`] reads. Others compute tokens whose
+    /// logits nobody wants no further than the last layer's caches, which shows in no bit.
+    #[must_use]
+    pub fn drafting(mut self) -> Self {
+        self.drafting = true;
+        self
     }
 
     /// The model's shape.
@@ -226,17 +240,19 @@ impl Model {
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, scratch, forwarded } = self;
+        let Self { core, pool, threads, drafting, scratch, forwarded } = self;
         forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
         let tile_len = tile_len(plan.tokens.len(), *threads);
         pool.install(|| {
             scratch.start(core, &plan, tile_len);
-            for layer in 0..core.weights.layers.len() {
-                scratch.layer(&Pass::new(core, &plan, choices, layer), tile_len, arena, ended);
+            let layers = core.weights.layers.len();
+            for layer in 0..layers {
+                let last = layer + 1 == layers && !*drafting;
+                let pass = Pass::new(core, &plan, choices, layer, last);
+                scratch.layer(&pass, tile_len, arena, ended);
             }
-            let (hyper, norm) = (&core.weights.hc_head, &core.weights.norm);
-            scratch.head(core, &plan, tile_len, (hyper, norm), batch, out);
+            scratch.head(core, &plan, (&core.weights.hc_head, &core.weights.norm), out);
             ended(Phase::Head);
         });
         forwarded.extend(plan.spans.iter().map(Span::place));
@@ -248,7 +264,7 @@ impl Model {
     ///
     /// `next` has the id of the token behind each chunk. A draft follows each forward at most once;
     /// a request that wants drafts at all wants them after every one of its forwards, since each
-    /// writes rows that later ones read.
+    /// writes rows that later ones read. The model must be a [`Model::drafting`] one.
     pub fn draft(
         &mut self,
         arena: &mut HostArena,
@@ -256,8 +272,11 @@ impl Model {
         next: &[u32],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, scratch, forwarded } = self;
+        let Self { core, pool, threads, drafting, scratch, forwarded } = self;
         let draft = core.weights.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
+        if !*drafting {
+            return Err(ForwardError::NotDrafting);
+        }
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
         let same = plan.spans.iter().map(Span::place).eq(forwarded.iter().copied());
         if !same || next.len() != batch.len() {
@@ -268,10 +287,9 @@ impl Model {
         let tile_len = tile_len(plan.tokens.len(), *threads);
         pool.install(|| {
             scratch.start_draft(core, draft, &plan, tile_len);
-            let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len());
+            let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len(), true);
             scratch.layer(&pass, tile_len, arena, &mut |_| {});
-            let head = (&draft.hc_head, &draft.norm[..]);
-            scratch.head(core, &plan, tile_len, head, batch, out);
+            scratch.head(core, &plan, (&draft.hc_head, &draft.norm), out);
         });
         Ok(())
     }
@@ -280,11 +298,8 @@ impl Model {
 impl Scratch {
     fn start(&mut self, core: &Core, plan: &Plan<'_>, tile_len: usize) {
         self.tiles.resize_with(plan.tokens.len().div_ceil(tile_len), Tile::default);
-        let chunks = plan.tokens.par_chunks(tile_len).enumerate();
-        self.tiles
-            .par_iter_mut()
-            .zip(chunks)
-            .for_each(|(tile, (i, tokens))| tile.start(core, tokens, i * tile_len));
+        let chunks = plan.tokens.par_chunks(tile_len);
+        self.tiles.par_iter_mut().zip(chunks).for_each(|(tile, tokens)| tile.start(core, tokens));
     }
 
     fn start_draft(&mut self, core: &Core, draft: &DraftWeights, plan: &Plan<'_>, tile_len: usize) {
@@ -296,21 +311,27 @@ impl Scratch {
     }
 
     fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena, ended: Ended<'_>) {
-        let Self { tiles, work, entries, keys, entry_rows, window_rows } = self;
-        tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.project(pass, work)));
+        let Self { tiles, work, entries, keys, entry_rows, window_rows, experts } = self;
+        let work = &*work;
+        let each = |tiles: &mut [Tile], phase: &(dyn Fn(&mut Tile, &mut Work) + Sync)| {
+            let busy = tiles.par_iter_mut().filter(|tile| !tile.tokens.is_empty());
+            busy.for_each(|tile| work.with(|work| phase(tile, work)));
+        };
+        each(tiles, &|tile, work| tile.project(pass, work));
         ended(Phase::Project);
         if pass.ratio != 0 {
             let done = Tiles { tiles, len: tile_len };
             entries.pool(pass, done, arena);
             entries.publish(pass, done, arena);
         }
+        if pass.last {
+            each(tiles, &|tile, _| tile.prune(pass.core, pass.plan));
+        }
         ended(Phase::Pool);
         if pass.indexed() {
             keys.read_keys(pass, arena);
             let arena = &*arena;
-            tiles.par_iter_mut().for_each(|tile| {
-                work.with(|work| tile.select(pass, work, arena, keys));
-            });
+            each(tiles, &|tile, work| tile.select(pass, work, arena, keys));
         }
         ended(Phase::Select);
         let done = Tiles { tiles, len: tile_len };
@@ -321,11 +342,11 @@ impl Scratch {
         store_window(pass, done, arena);
         ended(Phase::Read);
         let arena = &*arena;
-        tiles.par_iter_mut().for_each(|tile| {
-            work.with(|work| tile.attend(pass, work, arena, entry_rows, window_rows));
-        });
+        each(tiles, &|tile, work| tile.attend(pass, work, arena, entry_rows, window_rows));
         ended(Phase::Attend);
-        tiles.par_iter_mut().for_each(|tile| work.with(|work| tile.mix_experts(pass, work)));
+        each(tiles, &|tile, work| tile.route(pass, work));
+        experts.compute(pass, tiles, work);
+        each(tiles, &|tile, work| tile.mix(pass, work, experts));
         ended(Phase::Experts);
     }
 
@@ -334,42 +355,39 @@ impl Scratch {
         &mut self,
         core: &Core,
         plan: &Plan<'_>,
-        tile_len: usize,
         (hyper, norm): (&HyperWeights, &[f32]),
-        batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) {
         let (vocab, row) = (core.config.vocab_size as usize, core.dims.streams * core.dims.hidden);
         out.vocab = vocab;
         out.ends.clear();
-        let mut wanted = Vec::new();
-        for (chunk, span) in batch.iter().zip(&plan.spans) {
-            let end = span.flat(span.end);
-            match chunk.logits {
-                LogitsWanted::None => {}
-                LogitsWanted::Last => wanted.push(end - 1),
-                LogitsWanted::All => wanted.extend(end - chunk.tokens.len()..end),
-            }
-            out.ends.push(wanted.len());
+        let mut total = 0;
+        for span in &plan.spans {
+            total += (span.end - span.wanted) as usize;
+            out.ends.push(total);
         }
-        out.values.resize(wanted.len() * vocab, 0.0);
-        let (tiles, works) = (&self.tiles, &self.work);
-        let rows = out.values.par_chunks_mut(tile_len * vocab);
-        rows.zip(wanted.par_chunks(tile_len)).for_each(|(values, wanted)| {
+        out.values.resize(total * vocab, 0.0);
+        let mut rest = &mut out.values[..];
+        let mut parts = Vec::with_capacity(self.tiles.len());
+        for tile in &self.tiles {
+            let wanted = tile.tokens.iter().filter(|token| plan.wants(token)).count();
+            let (values, others) = rest.split_at_mut(wanted * vocab);
+            parts.push((tile, values));
+            rest = others;
+        }
+        parts.retain(|(_, values)| !values.is_empty());
+        let works = &self.work;
+        parts.into_par_iter().for_each(|(tile, values)| {
             works.with(|work| {
-                let mut residual = Vec::with_capacity(wanted.len() * row);
-                for &flat in wanted {
-                    let tile = &tiles[flat / tile_len];
-                    residual.extend_from_slice(&tile.residual[flat % tile_len * row..][..row]);
-                }
-                let mut mixes = Vec::new();
-                let weights = &core.weights;
-                enter(core, &residual, &mut mixes, hyper, norm, work);
+                let tokens = tile.tokens.iter().zip(tile.residual.chunks_exact(row));
+                let wanted = tokens.filter(|(token, _)| plan.wants(token));
+                let residual: Vec<f32> = wanted.flat_map(|(_, row)| row).copied().collect();
+                enter(core, &residual, &mut Vec::new(), hyper, norm, work);
                 gemm(
                     core.machine,
-                    wanted.len(),
+                    residual.len() / row,
                     Rows { data: &work.x, stride: core.dims.hidden },
-                    &weights.head,
+                    &core.weights.head,
                     RowsMut { data: values, stride: vocab },
                 );
             });

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use statepages_geometry::{Dsv4Geometry, LayerCache, LayerClass};
 
-use crate::batch::Plan;
+use crate::batch::{Plan, Span};
 use crate::choice::Choices;
 use crate::config::ModelConfig;
 use crate::kernel::attend::HEADS;
@@ -105,6 +105,9 @@ pub(crate) struct Pass<'a> {
     pub(crate) cache: LayerCache,
     /// Tokens per compressed entry; 0 for none.
     pub(crate) ratio: u32,
+    /// True where what the layer gives is read for logits alone, so that tokens whose logits nobody
+    /// wants are computed no further than others read them.
+    pub(crate) last: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -113,6 +116,7 @@ impl<'a> Pass<'a> {
         plan: &'a Plan<'a>,
         choices: &'a dyn Choices,
         layer: usize,
+        last: bool,
     ) -> Self {
         let draft = core.weights.draft.as_ref().map(|draft| &draft.layer);
         let weights = core.weights.layers.get(layer).or(draft);
@@ -124,6 +128,7 @@ impl<'a> Pass<'a> {
             weights: weights.expect("the layer exists"),
             cache: core.geometry.layers()[layer],
             ratio: core.config.cache.compress_ratios[layer],
+            last,
         }
     }
 
@@ -135,6 +140,11 @@ impl<'a> Pass<'a> {
     /// True for a layer that chooses entries by its indexer.
     pub(crate) fn indexed(&self) -> bool {
         self.cache.class == LayerClass::Csa
+    }
+
+    /// True where some token of the span attends to rows.
+    pub(crate) fn attends(&self, span: &Span<'_>) -> bool {
+        !self.last || span.wanted < span.end
     }
 
     /// Positions that a pool reads: the block, and the one before it where pools overlap.

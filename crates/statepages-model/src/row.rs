@@ -22,7 +22,7 @@
 use half::bf16;
 use statepages_geometry::{IndexerFormat, KvFormat};
 
-use crate::kernel::lanes::{Kernel, Lanes, Machine};
+use crate::kernel::lanes::{Kernel, LANES, Lanes, Machine};
 use crate::minifloat::{
     E2M1_MAX, E4M3_MAX, e2m1_from_f32, e2m1_to_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least,
     e8m0_reciprocal, e8m0_to_f32, largest,
@@ -163,7 +163,7 @@ impl Kernel for Encode<'_> {
 
 impl Kernel for Decode<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
+    fn run<L: Lanes>(self, l: L) {
         let Self { format, part, bytes, width, rows } = self;
         match format {
             // These rows have no structure: all of them are one.
@@ -175,14 +175,14 @@ impl Kernel for Decode<'_> {
         let of_one = bytes.len() / rows.len().max(1);
         assert_eq!(bytes.len(), of_one * rows.len(), "rows have as many bytes each");
         for (i, row) in rows.enumerate() {
-            format.decode_one(part, &bytes[i * of_one..][..of_one], row);
+            format.decode_one(l, part, &bytes[i * of_one..][..of_one], row);
         }
     }
 }
 
 impl RowFormat {
     #[inline(always)]
-    fn decode_one(self, part: usize, bytes: &[u8], row: &mut [f32]) {
+    fn decode_one<L: Lanes>(self, l: L, part: usize, bytes: &[u8], row: &mut [f32]) {
         match (self, part) {
             (Self::F32, _) => load_f32(bytes, row),
             (Self::Bf16, _) => load_bf16(bytes, row),
@@ -191,15 +191,11 @@ impl RowFormat {
                 let groups = row[..nope].chunks_exact_mut(PLANE_GROUP);
                 let codes = codes.chunks_exact(PLANE_GROUP);
                 for ((group, codes), scale) in groups.zip(codes).zip(rest.as_chunks::<2>().0) {
-                    let by = e8m0_to_f32(scale[0]);
-                    group.iter_mut().zip(codes).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
+                    load_e4m3(l, codes, e8m0_to_f32(scale[0]), group);
                 }
             }
             (Self::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
-            (Self::Fp8Scaled, 0) => {
-                assert_eq!(bytes.len(), row.len(), "a row has its format's bytes");
-                row.iter_mut().zip(bytes).for_each(|(x, code)| *x = e4m3_to_f32(*code));
-            }
+            (Self::Fp8Scaled, 0) => load_e4m3(l, bytes, 1.0, row),
             (Self::Fp8Scaled, _) => {
                 let mut scale = [0.0];
                 load_f32(bytes, &mut scale);
@@ -209,7 +205,16 @@ impl RowFormat {
             }
             (Self::Fp4Scaled, 0) => {
                 assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
-                for (pair, byte) in row.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+                let (groups, few) = row.as_chunks_mut::<{ 2 * LANES }>();
+                let (codes, rest) = bytes.as_chunks::<LANES>();
+                for (group, codes) in groups.iter_mut().zip(codes) {
+                    let [even, odd] = l.e2m1(codes);
+                    let (halves, _) = group.as_chunks_mut::<LANES>();
+                    for (half, v) in halves.iter_mut().zip(l.interleave(even, odd)) {
+                        l.store(half, v);
+                    }
+                }
+                for (pair, byte) in few.as_chunks_mut::<2>().0.iter_mut().zip(rest) {
                     *pair = [e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4)];
                 }
             }
@@ -223,6 +228,19 @@ impl RowFormat {
             }
         }
     }
+}
+
+/// The numbers of e4m3 codes times `by`, NaN included: a row may hold what a broken model computed.
+#[inline(always)]
+fn load_e4m3<L: Lanes>(l: L, codes: &[u8], by: f32, row: &mut [f32]) {
+    assert_eq!(codes.len(), row.len(), "a row has its format's bytes");
+    let (blocks, few) = row.as_chunks_mut::<LANES>();
+    let (codes, rest) = codes.as_chunks::<LANES>();
+    let factor = l.splat(by);
+    for (block, codes) in blocks.iter_mut().zip(codes) {
+        l.store(block, l.mul(l.e4m3(codes), factor));
+    }
+    few.iter_mut().zip(rest).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
 }
 
 #[inline(always)]

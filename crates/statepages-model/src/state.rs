@@ -25,7 +25,7 @@ use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
 use statepages_page::{PageId, Tokens};
 
-use crate::batch::Span;
+use crate::batch::{Span, Token};
 use crate::kernel::lanes::Machine;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::kernel::pool::{Pooled, pool};
@@ -106,6 +106,18 @@ impl Tiles<'_> {
     /// KV row of a token.
     fn kv(&self, flat: usize, width: usize) -> &[f32] {
         self.row(flat, |tile| (&tile.kv, width))
+    }
+
+    /// Entries that the span's tokens chose.
+    fn chosen(&self, pass: &Pass<'_>, span: &Span<'_>) -> impl Iterator<Item = &u32> {
+        let tiles = span.first / self.len..span.flat(span.end).div_ceil(self.len);
+        self.tiles[tiles].iter().flat_map(|tile| {
+            let tokens = tile.tokens.iter().enumerate();
+            let own = |(i, token): (usize, &Token)| {
+                (pass.plan.spans[token.sequence as usize].slot == span.slot).then_some(i)
+            };
+            tokens.filter_map(own).flat_map(|i| tile.chosen_of(i))
+        })
     }
 
     fn row<'a>(&'a self, flat: usize, rows: impl Fn(&'a Tile) -> (&'a [f32], usize)) -> &'a [f32] {
@@ -232,16 +244,18 @@ impl Source<'_> {
 
 impl Rows32 {
     /// Makes room for `rows` rows of each sequence and fills them, sequences in parallel; what a
-    /// caller does not fill is left as it was.
+    /// caller does not fill is left as it was. Whoever computes a decode step reads its rows itself.
     fn read<'a>(
         &mut self,
-        spans: &[Span<'a>],
+        pass: &Pass<'a>,
         width: usize,
         rows: impl Fn(&Span<'a>) -> u32,
         fill: impl Fn(&Span<'a>, &mut [f32]) + Sync,
     ) {
         self.first.clear();
-        let rows = |span: &Span<'a>| if span.is_step() { 0 } else { rows(span) };
+        let spans = &pass.plan.spans;
+        let read = |span: &Span<'a>| !span.is_step() && pass.attends(span);
+        let rows = |span: &Span<'a>| if read(span) { rows(span) } else { 0 };
         let mut total = 0;
         for span in spans {
             self.first.push(total);
@@ -254,7 +268,7 @@ impl Rows32 {
             parts.push((span, part));
             rest = others;
         }
-        parts.retain(|(span, _)| !span.is_step());
+        parts.retain(|(span, _)| read(span));
         parts.into_par_iter().for_each(|(span, part)| fill(span, part));
     }
 
@@ -262,7 +276,7 @@ impl Rows32 {
     pub(crate) fn read_keys(&mut self, pass: &Pass<'_>, arena: &HostArena) {
         let width = pass.core.dims.index_width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
-        self.read(&pass.plan.spans, width, visible, |span, rows| {
+        self.read(pass, width, visible, |span, rows| {
             read_keys(pass, arena, span, 0, rows);
         });
     }
@@ -271,13 +285,11 @@ impl Rows32 {
     pub(crate) fn read_entries(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let width = pass.core.dims.width;
         let visible = |span: &Span<'_>| span.end / pass.ratio;
-        self.read(&pass.plan.spans, width, visible, |span, rows| {
+        self.read(pass, width, visible, |span, rows| {
             let mut needed = vec![!pass.indexed(); visible(span) as usize];
             if pass.indexed() {
-                for flat in span.first..span.flat(span.end) {
-                    for &entry in tiles.tiles[flat / tiles.len].chosen_of(flat % tiles.len) {
-                        needed[entry as usize] = true;
-                    }
+                for &entry in tiles.chosen(pass, span) {
+                    needed[entry as usize] = true;
                 }
             }
             // Runs of needed rows.
@@ -297,7 +309,7 @@ impl Rows32 {
     pub(crate) fn read_window(&mut self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &HostArena) {
         let (width, window) = (pass.core.dims.width, pass.core.dims.window);
         let seen = |span: &Span<'_>| span.end - span.window_start(window);
-        self.read(&pass.plan.spans, width, seen, |span, rows| {
+        self.read(pass, width, seen, |span, rows| {
             let first = span.window_start(window);
             let (old, own) = rows.split_at_mut((span.start - first) as usize * width);
             read_window(pass, arena, span, first, old);
@@ -313,34 +325,27 @@ impl Rows32 {
 const ROWS_AT_ONCE: usize = 16;
 
 /// Decodes rows. `place(i, part)` is where the bytes of row `i` lie: a page or slot, and a range of
-/// it. Rows that lie one behind the other are decoded together.
+/// it; `ahead(i)` rows from it on, at least itself, lie one behind the other.
 fn decode_rows<'a>(
     format: RowFormat,
     machine: Machine,
     width: usize,
     rows: &mut [f32],
+    ahead: impl Fn(usize) -> usize,
     place: impl Fn(usize, usize) -> (&'a [u8], Range<usize>),
 ) {
-    for (i, rows) in rows.chunks_mut(ROWS_AT_ONCE * width).enumerate() {
-        let (low, count) = (i * ROWS_AT_ONCE, rows.len() / width);
+    let total = rows.len() / width;
+    let mut first = 0;
+    while first < total {
+        let count = ahead(first).min(ROWS_AT_ONCE).min(total - first);
+        let rows = &mut rows[first * width..][..count * width];
         for part in 0..format.parts() {
-            let mut first = 0;
-            let (mut bytes, mut run) = place(low, part);
-            for next in 1..=count {
-                let other = (next < count).then(|| place(low + next, part));
-                match other {
-                    Some((same, range)) if std::ptr::eq(same, bytes) && range.start == run.end => {
-                        run.end = range.end;
-                    }
-                    other => {
-                        let to = &mut rows[first * width..next * width];
-                        format.decode(machine, part, &bytes[run], width, to);
-                        first = next;
-                        (bytes, run) = other.unwrap_or((&[], 0..0));
-                    }
-                }
-            }
+            let (bytes, row) = place(first, part);
+            let all = row.start..row.start + count * row.len();
+            debug_assert_eq!(place(first + count - 1, part).1.end, all.end, "a run has no gaps");
+            format.decode(machine, part, &bytes[all], width, rows);
         }
+        first += count;
     }
 }
 
@@ -353,7 +358,9 @@ pub(crate) fn read_keys(
     rows: &mut [f32],
 ) {
     let core = pass.core;
-    decode_rows(core.index, core.machine, core.dims.index_width, rows, |i, part| {
+    let each = core.geometry.entries_per_block(pass.cache);
+    let ahead = |i: usize| (each - (first + i as u32) % each) as usize;
+    decode_rows(core.index, core.machine, core.dims.index_width, rows, ahead, |i, part| {
         let row = core.geometry.indexer_row(pass.cache, first + i as u32);
         let at = if part == 0 { Some(row.data) } else { row.scales };
         let at = at.expect("a format of two parts has scales");
@@ -369,8 +376,18 @@ pub(crate) fn read_entries(
     entries: &[u32],
     rows: &mut [f32],
 ) {
+    if entries.is_empty() {
+        // A layer of a window alone has no blocks of entries.
+        return;
+    }
     let core = pass.core;
-    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
+    let each = core.geometry.entries_per_block(pass.cache);
+    let ahead = |i: usize| {
+        let block = (each - entries[i] % each) as usize;
+        let next = entries[i..].iter().take(block).zip(entries[i]..);
+        next.take_while(|(entry, next)| *entry == next).count()
+    };
+    decode_rows(core.kv, core.machine, core.dims.width, rows, ahead, |i, part| {
         let at = core.geometry.compressed_row(pass.cache, entries[i], part);
         (arena.page(at.region, span.pages[at.block]), at.bytes)
     });
@@ -385,9 +402,10 @@ pub(crate) fn read_window(
     rows: &mut [f32],
 ) {
     let core = pass.core;
-    decode_rows(core.kv, core.machine, core.dims.width, rows, |i, part| {
-        let position = Tokens::new(first + i as u32);
-        let at = core.geometry.window_row(pass.cache, position, part);
+    let position = |i: usize| Tokens::new(first + i as u32);
+    let ahead = |i: usize| core.geometry.window_run(pass.cache, position(i)) as usize;
+    decode_rows(core.kv, core.machine, core.dims.width, rows, ahead, |i, part| {
+        let at = core.geometry.window_row(pass.cache, position(i), part);
         (arena.slot(at.plane, span.slot), at.bytes)
     });
 }

@@ -6,7 +6,9 @@
 //! select   query rank -> chosen entries                      CSA layers only
 //!    (all tiles done: chosen rows read)
 //! attend   query rank + rows -> residual
-//! experts  residual -> residual
+//! route    residual -> x, and the experts of each token
+//!    (all tiles done: experts computed, see `moe.rs`)
+//! mix      the experts' outputs -> residual
 //! ```
 //!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
@@ -14,7 +16,7 @@
 use statepages_copy::HostArena;
 
 use crate::aligned::Aligned;
-use crate::batch::Token;
+use crate::batch::{Plan, Token};
 use crate::choice::{ChoiceAt, top_k};
 use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
 use crate::kernel::gemm::{Rows, RowsMut, gemm};
@@ -23,6 +25,7 @@ use crate::kernel::hyper::{
 };
 use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
+use crate::moe::{Experts, MoeWork, Route};
 use crate::pass::{Core, Pass};
 use crate::rope::{Angle, Turn, turn};
 use crate::state::{read_entries, read_keys, read_window};
@@ -39,12 +42,11 @@ pub(crate) struct Projections {
 /// Some consecutive tokens of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Tile {
-    /// Index of the first token in the batch.
-    pub(crate) first: usize,
-    pub(crate) len: usize,
+    /// The tokens that are computed further: all of the tile's, until [`Tile::prune`].
+    pub(crate) tokens: Vec<Token>,
     /// `[tokens][streams][hidden]`.
     pub(crate) residual: Vec<f32>,
-    /// KV rows as the cache will hold them: each token's parts, one behind the other.
+    /// KV rows as the cache will hold them, of all tokens: each one's parts, one behind the other.
     pub(crate) kv_bytes: Vec<u8>,
     /// What decoding [`Tile::kv_bytes`] gives, `[tokens][width]`.
     pub(crate) kv: Vec<f32>,
@@ -59,6 +61,12 @@ pub(crate) struct Tile {
     mixes: Vec<Mix>,
     query_rank: Vec<f32>,
     index_weights: Vec<f32>,
+    /// Inputs of the experts, `[tokens][hidden]`.
+    pub(crate) x: Vec<f32>,
+    /// `[tokens][experts per token]`, ascending.
+    pub(crate) routes: Vec<Route>,
+    /// The first token's place among the shared expert's.
+    pub(crate) shared_row: usize,
 }
 
 /// Indexer rows of a decode step that are scored at a time.
@@ -69,7 +77,7 @@ const KEYS_AT_ONCE: usize = 64;
 pub(crate) struct Work {
     pub(crate) x: Vec<f32>,
     pub(crate) y: Vec<f32>,
-    pub(crate) moe: crate::moe::MoeWork,
+    pub(crate) moe: MoeWork,
     z: Vec<f32>,
     factors: Vec<f32>,
     /// Queries, then what attention makes of them.
@@ -100,6 +108,16 @@ impl Rows32 {
     }
 }
 
+/// Keeps the rows of `width` elements whose index is `kept`.
+fn retain_rows<T: Copy>(rows: &mut Vec<T>, width: usize, kept: impl Fn(usize) -> bool) {
+    let mut len = 0;
+    for i in (0..rows.len() / width).filter(|&i| kept(i)) {
+        rows.copy_within(i * width..(i + 1) * width, len);
+        len += width;
+    }
+    rows.truncate(len);
+}
+
 /// Resizes without keeping the old contents.
 pub(crate) fn fit(xs: &mut Vec<f32>, len: usize) -> &mut [f32] {
     xs.resize(len, 0.0);
@@ -114,9 +132,9 @@ pub(crate) fn project(core: &Core, rows: usize, from: &[f32], w: &Matrix, to: &m
 }
 
 impl Tile {
-    /// Takes tokens `[first, first + len)` of the batch and starts their residuals.
-    pub(crate) fn start(&mut self, core: &Core, tokens: &[Token], first: usize) {
-        (self.first, self.len) = (first, tokens.len());
+    /// Takes some tokens of the batch and starts their residuals.
+    pub(crate) fn start(&mut self, core: &Core, tokens: &[Token]) {
+        self.take(tokens);
         self.pairs = core.dense_rope.pairs();
         for (rope, angles) in [&core.dense_rope, &core.compressed_rope].iter().zip(&mut self.angles)
         {
@@ -134,6 +152,11 @@ impl Tile {
         }
     }
 
+    fn take(&mut self, tokens: &[Token]) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+    }
+
     /// Turns the trunk's residuals into the draft layer's, given the id of the token behind each.
     pub(crate) fn start_draft(
         &mut self,
@@ -143,15 +166,16 @@ impl Tile {
         work: &mut Work,
     ) {
         let (hidden, eps) = (core.dims.hidden, core.config.rms_norm_eps);
-        fit(&mut work.x, self.len * hidden);
+        self.take(tokens);
+        fit(&mut work.x, tokens.len() * hidden);
         for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
             x.copy_from_slice(&core.weights.embed[token.id as usize * hidden..][..hidden]);
         }
         rms_norm(core.machine, &mut work.x, hidden, NormWeight::Each(&draft.enorm), eps);
-        project(core, self.len, &work.x, &draft.e_proj, &mut work.y);
+        project(core, tokens.len(), &work.x, &draft.e_proj, &mut work.y);
         let hnorm = NormWeight::Each(&draft.hnorm);
         rms_norm(core.machine, &mut self.residual, hidden, hnorm, eps);
-        let rows = self.len * core.dims.streams;
+        let rows = tokens.len() * core.dims.streams;
         project(core, rows, &self.residual, &draft.h_proj, &mut work.z);
         std::mem::swap(&mut self.residual, &mut work.z);
         let streams = self.residual.chunks_exact_mut(core.dims.streams * hidden);
@@ -162,8 +186,24 @@ impl Tile {
         }
     }
 
-    pub(crate) fn tokens<'a>(&self, pass: &Pass<'a>) -> &'a [Token] {
-        &pass.plan.tokens[self.first..][..self.len]
+    /// Drops the tokens whose logits nobody wants, with all that the last layer computes further of
+    /// them. What others read of them, the KV rows and what compressors pool, stays.
+    pub(crate) fn prune(&mut self, core: &Core, plan: &Plan<'_>) {
+        if self.tokens.iter().all(|token| plan.wants(token)) {
+            return;
+        }
+        let dims = &core.dims;
+        let kept = |i: usize| plan.wants(&self.tokens[i]);
+        retain_rows(&mut self.residual, dims.streams * dims.hidden, kept);
+        retain_rows(&mut self.mixes, 1, kept);
+        retain_rows(&mut self.query_rank, dims.q_rank, kept);
+        retain_rows(&mut self.index_weights, dims.index_heads_padded, kept);
+        for angles in &mut self.angles {
+            retain_rows(angles, self.pairs, kept);
+        }
+        self.tokens.retain(|token| plan.wants(token));
+        // Those of the layer before: a tile without tokens gets none of its own.
+        self.routes.clear();
     }
 
     fn angles(&self, pass: &Pass<'_>, token: usize) -> &[Angle] {
@@ -171,7 +211,7 @@ impl Tile {
         &angles[token * self.pairs..][..self.pairs]
     }
 
-    /// Entries that a token of the tile chose.
+    /// Entries that the token of this index chose.
     pub(crate) fn chosen_of(&self, token: usize) -> &[u32] {
         let start = if token == 0 { 0 } else { self.chosen_ends[token - 1] };
         &self.chosen[start..self.chosen_ends[token]]
@@ -183,16 +223,16 @@ impl Tile {
         let eps = core.config.rms_norm_eps;
         let attn = &pass.weights.attn;
         self.enter(core, &pass.weights.hc_attn, &pass.weights.attn_norm, work);
-        project(core, self.len, &work.x, &attn.wq_a, &mut self.query_rank);
+        project(core, self.tokens.len(), &work.x, &attn.wq_a, &mut self.query_rank);
         let norm = NormWeight::Each(&attn.q_norm);
         rms_norm(core.machine, &mut self.query_rank, dims.q_rank, norm, eps);
-        project(core, self.len, &work.x, &attn.wkv, &mut self.kv);
+        project(core, self.tokens.len(), &work.x, &attn.wkv, &mut self.kv);
         let norm = NormWeight::Each(&attn.kv_norm);
         rms_norm(core.machine, &mut self.kv, dims.width, norm, eps);
         let (mut kv, mut bytes) =
             (std::mem::take(&mut self.kv), std::mem::take(&mut self.kv_bytes));
         let row_bytes = core.kv_parts.iter().sum();
-        bytes.resize(self.len * row_bytes, 0);
+        bytes.resize(self.tokens.len() * row_bytes, 0);
         let rows = kv.chunks_exact_mut(dims.width).zip(bytes.chunks_exact_mut(row_bytes));
         for (i, (row, mut bytes)) in rows.enumerate() {
             turn(row, self.angles(pass, i), Turn::Forward);
@@ -205,18 +245,17 @@ impl Tile {
         }
         (self.kv, self.kv_bytes) = (kv, bytes);
         let Some(compressed) = &attn.compressed else { return };
-        let tokens = self.tokens(pass);
-        self.main.fill(core, tokens, &compressed.main, pass.ratio, &work.x);
+        self.main.fill(core, &self.tokens, &compressed.main, pass.ratio, &work.x);
         let Some(indexer) = &compressed.indexer else { return };
-        self.index.fill(core, tokens, &indexer.compressor, pass.ratio, &work.x);
+        self.index.fill(core, &self.tokens, &indexer.compressor, pass.ratio, &work.x);
         let n = dims.index_heads_padded;
         self.index_weights.clear();
         gemm(
             core.machine,
-            self.len,
+            self.tokens.len(),
             Rows { data: &work.x, stride: dims.hidden },
             &indexer.weights_proj,
-            RowsMut { data: fit(&mut self.index_weights, self.len * n), stride: n },
+            RowsMut { data: fit(&mut self.index_weights, self.tokens.len() * n), stride: n },
         );
         let scale = 1.0 / ((dims.index_width * dims.index_heads) as f32).sqrt();
         self.index_weights.iter_mut().for_each(|w| *w *= scale);
@@ -240,16 +279,19 @@ impl Tile {
         self.chosen.clear();
         self.chosen_ends.clear();
         let visible = |token: &Token| ((token.position + 1) / pass.ratio) as usize;
-        if self.tokens(pass).iter().any(|token| visible(token) > top) {
+        if self.tokens.iter().any(|token| visible(token) > top) {
             gemm(
                 core.machine,
-                self.len,
+                self.tokens.len(),
                 Rows { data: &self.query_rank, stride: dims.q_rank },
                 &indexer.wq_b,
-                RowsMut { data: work.q.fit(self.len * heads * width), stride: heads * width },
+                RowsMut {
+                    data: work.q.fit(self.tokens.len() * heads * width),
+                    stride: heads * width,
+                },
             );
         }
-        for (i, token) in self.tokens(pass).iter().enumerate() {
+        for (i, token) in self.tokens.iter().enumerate() {
             let visible = visible(token);
             if visible <= top {
                 self.chosen.extend(0..visible as u32);
@@ -308,12 +350,17 @@ impl Tile {
         self.leave(core, work);
     }
 
-    /// Last phase: experts.
-    pub(crate) fn mix_experts(&mut self, pass: &Pass<'_>, work: &mut Work) {
-        let core = pass.core;
-        self.enter(core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
-        self.experts(pass, work);
-        self.leave(core, work);
+    /// Fourth phase: which experts each token goes to, and what with.
+    pub(crate) fn route(&mut self, pass: &Pass<'_>, work: &mut Work) {
+        self.enter(pass.core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
+        std::mem::swap(&mut self.x, &mut work.x);
+        self.choose_experts(pass, &mut work.moe);
+    }
+
+    /// Last phase: what the experts made of the tokens.
+    pub(crate) fn mix(&mut self, pass: &Pass<'_>, work: &mut Work, experts: &Experts) {
+        self.sum_experts(pass, experts, &mut work.y);
+        self.leave(pass.core, work);
     }
 
     /// Queries of all heads, normalised and turned.
@@ -322,10 +369,10 @@ impl Tile {
         let (width, stride) = (dims.width, dims.heads_padded * dims.width);
         gemm(
             core.machine,
-            self.len,
+            self.tokens.len(),
             Rows { data: &self.query_rank, stride: dims.q_rank },
             &pass.weights.attn.wq_b,
-            RowsMut { data: work.q.fit(self.len * stride), stride },
+            RowsMut { data: work.q.fit(self.tokens.len() * stride), stride },
         );
         for (i, q) in work.q.chunks_exact_mut(stride).enumerate() {
             let (heads, padding) = q.split_at_mut(dims.heads * width);
@@ -348,7 +395,7 @@ impl Tile {
     ) {
         let (core, dims) = (pass.core, &pass.core.dims);
         let (width, stride) = (dims.width, dims.heads_padded * dims.width);
-        for (i, token) in self.tokens(pass).iter().enumerate() {
+        for (i, token) in self.tokens.iter().enumerate() {
             let sequence = token.sequence as usize;
             let first = pass.plan.spans[sequence].window_start(dims.window);
             work.rows.clear();
@@ -396,17 +443,17 @@ impl Tile {
         }
         let (rank, inputs) = (dims.o_rank, dims.heads * width / dims.groups);
         let grouped = dims.groups * rank;
-        fit(&mut work.grouped, self.len * grouped);
+        fit(&mut work.grouped, self.tokens.len() * grouped);
         for (group, w) in pass.weights.attn.wo_a.iter().enumerate() {
             gemm(
                 core.machine,
-                self.len,
+                self.tokens.len(),
                 Rows { data: &work.q[group * inputs..], stride },
                 w,
                 RowsMut { data: &mut work.grouped[group * rank..], stride: grouped },
             );
         }
-        project(core, self.len, &work.grouped, &pass.weights.attn.wo_b, &mut work.y);
+        project(core, self.tokens.len(), &work.grouped, &pass.weights.attn.wo_b, &mut work.y);
     }
 
     /// Mixing coefficients of a sub-layer, and its input into `work.x`.

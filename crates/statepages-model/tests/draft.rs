@@ -28,7 +28,7 @@ impl Drafting {
         let threads = std::num::NonZeroUsize::new(threads).expect("a thread");
         let options = RunOptions { isa: Isa::Auto, threads };
         Self {
-            model: Model::new(SMALL.clone(), &geometry, options).expect("a model"),
+            model: Model::new(SMALL.clone(), &geometry, options).expect("a model").drafting(),
             arena: HostArena::new(geometry.layout(), Pages::new(harness::PAGES), harness::SLOTS)
                 .expect("memory"),
             geometry,
@@ -163,4 +163,8 @@ fn drafts_follow_forwards() {
     let mut rig = Rig::new(&weights, Rows::Bf16, Isa::Auto, 1);
     let got = rig.model.draft(&mut rig.arena, &[chunk], &[3], &mut logits);
     assert_eq!(got, Err(ForwardError::NoDraftLayer));
+    let mut rig = Rig::new(&SMALL, Rows::Bf16, Isa::Auto, 1);
+    rig.model.forward(&mut rig.arena, &[chunk], &mut logits).expect("sound");
+    let got = rig.model.draft(&mut rig.arena, &[chunk], &[3], &mut logits);
+    assert_eq!(got, Err(ForwardError::NotDrafting));
 }

@@ -7,7 +7,9 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_config, tokens};
 use proptest::prelude::*;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
-use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
+use statepages_model::{
+    Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SequenceChunk, Weights,
+};
 use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, SlotId};
 
 const NAN: [u8; 4] = [0xff, 0xff, 0xff, 0xff];
@@ -170,6 +172,76 @@ fn nobody_elses_memory_is_touched() {
     for plane in 0..layout.slot.planes().len() {
         for slot in (0..SLOTS).filter(|&slot| slot != 3) {
             assert!(intact(rig.arena.slot(plane, SlotId::new(slot))), "slot {slot} was written");
+        }
+    }
+}
+
+/// The last layer skips tokens whose logits nobody wants: neither the wanted ones nor a byte of pages
+/// and slots may tell, whatever kind of layer it is and whoever shares the batch.
+#[test]
+fn what_nobody_wants_shows_nowhere() {
+    use LogitsWanted::{All, Last, None};
+    let ids = [small_tokens(11, 400), small_tokens(12, 400)];
+    for (ratio, rows) in [(0, Rows::Fp8), (128, Rows::Bf16), (4, Rows::Bf16), (4, Rows::Fp8Fp4)] {
+        let mut config = small_config();
+        config.cache.compress_ratios[3] = ratio;
+        let weights = Arc::new(Weights::seeded(&config, 3).expect("weights"));
+        let vocab = config.vocab_size as usize;
+        // Chunks of both requests, what is wanted of them, and threads.
+        let run = |wanted: &[[LogitsWanted; 2]], threads: usize| {
+            let mut rig = Rig::new(&weights, rows, Isa::Auto, threads);
+            rig.fill(HUGE);
+            let tables = [pages(1, 2, 2), pages(0, 2, 2)];
+            let (mut at, mut out) = ([0; 2], Vec::new());
+            for (i, wanted) in wanted.iter().enumerate() {
+                // One of them decodes while the other prefills, and the other way round.
+                let lens = if i % 2 == 0 { [130, 1] } else { [1, 127] };
+                let batch: Vec<SequenceChunk<'_>> = (0..2)
+                    .map(|r| SequenceChunk {
+                        slot: SlotId::new(r as u32),
+                        pages: &tables[r],
+                        start: at[r] as u32,
+                        tokens: &ids[r][at[r]..][..lens[r]],
+                        before: Option::None,
+                        logits: wanted[r],
+                    })
+                    .collect();
+                let mut logits = Logits::new();
+                rig.model.forward(&mut rig.arena, &batch, &mut logits).expect("a sound batch");
+                for (r, wanted) in wanted.iter().enumerate() {
+                    let all = logits.sequence(r).to_vec();
+                    let rows = match wanted {
+                        None => 0,
+                        Last => 1,
+                        All => lens[r],
+                    };
+                    assert_eq!(all.len(), rows * vocab);
+                    out.push(all);
+                    at[r] += lens[r];
+                }
+            }
+            let layout = rig.geometry.layout();
+            let mut bytes: Vec<u8> = Vec::new();
+            for region in 0..layout.page.regions().len() {
+                (0..PAGES).for_each(|p| bytes.extend(rig.arena.page(region, PageId::new(p))));
+            }
+            for plane in 0..layout.slot.planes().len() {
+                (0..SLOTS).for_each(|s| bytes.extend(rig.arena.slot(plane, SlotId::new(s))));
+            }
+            (out, bytes)
+        };
+        let (want, memory) = run(&[[All, All]; 4], 1);
+        for (threads, wanted) in [
+            (1, [[None, None], [Last, None], [None, Last], [Last, Last]]),
+            (2, [[Last, None], [None, None], [All, None], [None, All]]),
+            (3, [[None, Last], [All, Last], [Last, None], [Last, Last]]),
+        ] {
+            let (got, bytes) = run(&wanted, threads);
+            for (got, want) in got.iter().zip(&want) {
+                let tail = &want[want.len() - got.len()..];
+                same(got, tail, config.vocab_size, format!("ratio {ratio}, {wanted:?}"));
+            }
+            assert!(bytes == memory, "ratio {ratio}, {wanted:?}: memory differs");
         }
     }
 }

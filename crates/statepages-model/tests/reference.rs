@@ -240,6 +240,7 @@ fn the_draft_layer_follows_the_reference() {
     let weights = Arc::new(weights);
     let (vocab, n) = (fixture.config.vocab_size as usize, fixture.tokens.len());
     let mut rig = Rig::new(&weights, Rows::F32, Isa::Auto, 2);
+    rig.model = rig.model.drafting();
     let imposed = Imposed { fixture: &fixture, counts: Mutex::default() };
     let table = pages(5, 7, 1);
     let (mut drafts, mut out) = (Vec::new(), Logits::new());

@@ -24,6 +24,7 @@ use statepages_store::PromptKeys;
 use crate::figures::percent;
 use crate::replay::{Phase, keep_turns};
 use crate::trace::{Order, Reply};
+use crate::watch::{Stage, Watch};
 
 /// Stretches of time with a price of their own.
 const STRETCHES: usize = 512;
@@ -76,18 +77,26 @@ impl Bound {
 
 impl History {
     /// Of the same requests, in the same order, that a replay sends.
-    pub fn of(phases: &[Phase<'_>], order: Order, seed: u64, block: BlockSize) -> Self {
+    pub fn of(
+        phases: &[Phase<'_>],
+        order: Order,
+        seed: u64,
+        block: BlockSize,
+        watch: &Watch<'_>,
+    ) -> Self {
         let domain = Domain::default().tag();
         let mut last = BTreeMap::new();
         let (mut rounds, mut held) = (Vec::new(), Vec::new());
         for phase in phases {
             let asks = &phase.trace.asks;
             for number in 1..=phase.rounds {
+                let of = asks.len() as u64;
                 let first = held.len();
                 let mut full_tokens = 0;
                 let mut order = order.of(asks, seed, u64::from(number));
                 keep_turns(asks, &mut order);
-                for ask in order.into_iter().map(|index| &asks[index]) {
+                for (done, ask) in (1..).zip(order.into_iter().map(|index| &asks[index])) {
+                    (watch.progress)(Stage::Hashing, done, of);
                     let mut keys = PromptKeys::new(domain, block);
                     keys.extend(&ask.prompt.ids());
                     full_tokens += u64::from(keys.len().get());
@@ -297,7 +306,11 @@ mod tests {
         let trace = trace(texts, blocks);
         let phase = Phase { trace: &trace, rounds, pace: Pace::Concurrency(1) };
         let block = BlockSize::new(4).expect("not zero");
-        History::of(&[phase], Order::File, 0, block).bounds(Pages::new(pages), Pages::new(2), 0)
+        History::of(&[phase], Order::File, 0, block, &Watch::QUIET).bounds(
+            Pages::new(pages),
+            Pages::new(2),
+            0,
+        )
     }
 
     /// Ten prompts of three blocks in turn, images of two pages: a pool of 25 keeps five bundles.

@@ -24,8 +24,8 @@ pub enum TraceError {
         path: PathBuf,
         /// Its line, from 1.
         line: usize,
-        /// What the parser said.
-        source: serde_json::Error,
+        /// What the parser said, and of which field.
+        source: serde_path_to_error::Error<serde_json::Error>,
     },
     /// A field holds what cannot be replayed.
     #[error("{}:{line}: {field}: expected {expected}, got {got}", path.display())]

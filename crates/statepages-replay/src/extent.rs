@@ -6,6 +6,7 @@ use statepages_page::{BlockSize, Boundary, Domain, Pages, Tokens};
 use statepages_store::PromptKeys;
 
 use crate::trace::Trace;
+use crate::watch::{Stage, Watch};
 
 /// What the prompts of traces come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +19,12 @@ pub struct Extent {
 
 impl Extent {
     /// Of the prompts of `traces` on blocks of `block` tokens.
-    pub fn of(traces: &[Trace], block: BlockSize) -> Self {
+    pub fn of(traces: &[Trace], block: BlockSize, watch: &Watch<'_>) -> Self {
         let domain = Domain::default().tag();
         let (mut blocks, mut anchors) = (BTreeSet::new(), BTreeSet::new());
-        for ask in traces.iter().flat_map(|trace| &trace.asks) {
+        let of = traces.iter().map(|trace| trace.asks.len() as u64).sum();
+        for (done, ask) in (1..).zip(traces.iter().flat_map(|trace| &trace.asks)) {
+            (watch.progress)(Stage::Hashing, done, of);
             let mut keys = PromptKeys::new(domain, block);
             keys.extend(&ask.prompt.ids());
             let last = keys.len().saturating_sub(Tokens::new(1));
@@ -57,7 +60,7 @@ mod tests {
         .trace();
         let block = BlockSize::new(4).expect("not zero");
         // Two prefixes of two blocks; six tails of one whole block and a token.
-        let extent = Extent::of(&[trace.clone(), trace], block);
+        let extent = Extent::of(&[trace.clone(), trace], block, &Watch::QUIET);
         assert_eq!(extent, Extent { blocks: 10, anchors: 6 });
         assert_eq!(extent.pages(Pages::new(3)), 28);
     }

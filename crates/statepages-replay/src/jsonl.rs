@@ -22,7 +22,7 @@ use crate::trace::{Ask, Prompt, Reply, Trace};
 use crate::watch::{Stage, Watch};
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected text or a list of token ids")]
 enum Content {
     Ids(Vec<u32>),
     Text(String),

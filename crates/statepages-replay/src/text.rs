@@ -63,6 +63,19 @@ pub(crate) fn read(path: &Path) -> Result<String, TraceError> {
         .map_err(|source| TraceError::Read { path: path.to_owned(), source })
 }
 
+/// Reads one JSON value; errors name the field.
+pub fn from_json<T: serde::de::DeserializeOwned>(
+    text: &str,
+) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json)?;
+    let end = json.end();
+    end.map_err(|error| {
+        serde_path_to_error::Error::new(serde_path_to_error::Track::new().path(), error)
+    })?;
+    Ok(value)
+}
+
 /// The JSON objects of a file, one a line, with their line numbers from 1; empty lines are none.
 pub(crate) fn lines<T: serde::de::DeserializeOwned>(
     path: &Path,
@@ -70,7 +83,7 @@ pub(crate) fn lines<T: serde::de::DeserializeOwned>(
     let text = read(path)?;
     let numbered = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     numbered
-        .map(|(line, text)| match serde_json::from_str(text) {
+        .map(|(line, text)| match from_json(text) {
             Ok(value) => Ok((line, value)),
             Err(source) => Err(TraceError::Line { path: path.to_owned(), line, source }),
         })

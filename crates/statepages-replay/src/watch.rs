@@ -5,6 +5,8 @@
 pub enum Stage {
     /// Turning texts into ids; counted in texts.
     Tokenising,
+    /// Cutting prompts into blocks and hashing them; counted in prompts.
+    Hashing,
     /// Replaying a round; counted in requests.
     Replaying,
 }
@@ -15,4 +17,9 @@ pub struct Watch<'a> {
     pub now: &'a dyn Fn() -> u64,
     /// Told `(stage, done, of)` now and then, from any thread.
     pub progress: &'a (dyn Fn(Stage, u64, u64) + Sync),
+}
+
+impl Watch<'static> {
+    /// No time passes, and nobody listens.
+    pub const QUIET: Self = Self { now: &|| 0, progress: &|_, _, _| () };
 }

@@ -13,7 +13,7 @@ use statepages_replay::{
     gsm8k64, replay,
 };
 
-const WATCH: Watch<'_> = Watch { now: &|| 0, progress: &|_, _, _| () };
+const WATCH: Watch<'_> = Watch::QUIET;
 
 fn data() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");

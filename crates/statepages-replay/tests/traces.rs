@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use statepages_replay::{Reply, Texts, TraceError, Watch, jsonl, lmcache, mooncake};
 
-const WATCH: Watch<'_> = Watch { now: &|| 0, progress: &|_, _, _| () };
+const WATCH: Watch<'_> = Watch::QUIET;
 
 fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use statepages_page::{
-    BlockSize, Boundary, Bytes, Domain, DomainTag, LayoutId, MaintenanceOps, Pages, RequestId,
-    Tokens,
+    BlockSize, Boundary, Bytes, Domain, DomainTag, LayoutId, MaintenanceOps, PageId, Pages,
+    RequestId, Tokens,
 };
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, CheckpointSpec,
@@ -55,6 +55,18 @@ impl VictimPolicy for Told {
             record().or_else(page)
         } else {
             page().or_else(record)
+        }
+    }
+
+    fn next_pages(
+        &mut self,
+        view: &VictimView<'_>,
+        _: Purpose,
+        most: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        if !self.records_first.load(Ordering::Relaxed) {
+            pages.extend(view.pages().take(most));
         }
     }
 

@@ -6,7 +6,8 @@
 //! order, a boundary also waits while another batch in flight touches its slot.
 
 use statepages_page::{
-    BatchId, Boundary, ContentKey, MaintenanceOps, Relocation, RestoreOp, SlotId, StoreOp, Tokens,
+    BatchId, Boundary, ContentKey, MaintenanceOps, PageId, Relocation, RestoreOp, SlotId, StoreOp,
+    Tokens,
 };
 
 use crate::checkpoint::{Image, Written};
@@ -255,6 +256,8 @@ impl ControlPlane {
     }
 
     fn drain_stores(&mut self, ops: &mut MaintenanceOps, batch: BatchId, cargo: &mut Cargo) {
+        let mut pages = std::mem::take(&mut self.scratch_pages);
+        pages.clear();
         for _ in 0..self.pending.len() {
             let Some(slot) = self.pending.first() else { break };
             let entry = *self.pending.get(slot).expect("a linked slot has a pending boundary");
@@ -267,40 +270,41 @@ impl ControlPlane {
             let units = self.store.units_per_record();
             let Image { key, boundary, reason, .. } = entry.image;
             let purpose = StorePurpose { key, boundary, reason };
-            if verdict == Verdict::Store && self.make_room(units, purpose) == Room::Declined {
+            if verdict == Verdict::Store
+                && self.make_room(units, purpose, &mut pages) == Room::Declined
+            {
                 verdict = Verdict::NoRoom;
             }
             if self.pending.first() != Some(slot) {
-                // Its own KV was among what was given up: lost and counted there, and no unit has
-                // been taken for it.
+                // Its own KV was among what was given up: lost and counted there.
+                self.pool.vacate_held(&mut pages);
                 continue;
             }
             if verdict == Verdict::Store {
-                self.hand_out(slot, entry, ops, batch, cargo);
+                self.hand_out(slot, entry, &pages, ops, batch, cargo);
+                pages.clear();
             } else {
                 self.turn_down(slot, &entry.image, verdict);
             }
         }
+        self.scratch_pages = pages;
     }
 
-    /// Starts the store of a drained boundary on pages that are vacant.
+    /// Starts the store of a drained boundary on held pages.
     fn hand_out(
         &mut self,
         slot: SlotId,
         entry: Entry,
+        pages: &[PageId],
         ops: &mut MaintenanceOps,
         batch: BatchId,
         cargo: &mut Cargo,
     ) {
-        let Images::On { units, bytes, layout } = self.images else {
+        let Images::On { bytes, layout, .. } = self.images else {
             panic!("boundaries are filed only where state is kept");
         };
-        let mut pages = std::mem::take(&mut self.scratch_pages);
-        pages.clear();
-        pages.extend((0..units).map(|_| self.pool.hold_vacant().expect("room was made")));
-        let record = self.store.begin(entry.image, &pages, &mut self.pool);
-        let units = ops.push_units(&pages);
-        self.scratch_pages = pages;
+        let record = self.store.begin(entry.image, pages, &mut self.pool);
+        let units = ops.push_units(pages);
         ops.stores.push(StoreOp {
             checkpoint: self.store.id(record),
             slot,

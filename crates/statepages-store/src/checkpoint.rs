@@ -239,9 +239,7 @@ impl CheckpointStore {
         self.next_id += 1;
         let per = self.units_per_record as usize;
         self.units[index as usize * per..][..per].copy_from_slice(units);
-        for (piece, &page) in (0u32..).zip(units) {
-            pool.make_raw(page, id, piece);
-        }
+        pool.make_units(units, id);
         self.records[index as usize] = Record { id, image, state: State::Copying };
         self.ids.insert(u128::from(id.raw()), index);
         self.copying.insert(image.key.raw(), index);

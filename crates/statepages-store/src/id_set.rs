@@ -65,8 +65,7 @@ impl IdSet {
         if self.len == 0 {
             return None;
         }
-        let down = self.levels.iter().rev();
-        Some(down.fold(0, |at, level| at * 64 + level[at as usize].trailing_zeros()))
+        Some(lowest(&self.levels))
     }
 
     /// The members, in order.
@@ -93,4 +92,38 @@ impl IdSet {
         self.len -= 1;
         Some(first)
     }
+
+    /// Takes out the `count` lowest members and hands them over, in order. A word that has several of
+    /// them is found once.
+    pub(crate) fn take_lowest(&mut self, count: u32, mut taken: impl FnMut(u32)) {
+        self.len = self.len.checked_sub(count).expect("no more are taken than there are");
+        let mut left = count;
+        while left > 0 {
+            let (words, above) = self.levels.split_first_mut().expect("there is a level");
+            let mut at = lowest(above) as usize;
+            let mut word = words[at];
+            while word != 0 && left > 0 {
+                taken(at as u32 * 64 + word.trailing_zeros());
+                word &= word - 1;
+                left -= 1;
+            }
+            words[at] = word;
+            if word != 0 {
+                break;
+            }
+            for level in above {
+                level[at / 64] &= !(1 << (at % 64));
+                if level[at / 64] != 0 {
+                    break;
+                }
+                at /= 64;
+            }
+        }
+    }
+}
+
+/// The lowest number that some levels lead to: zero where there is no level.
+fn lowest(levels: &[Vec<u64>]) -> u32 {
+    let down = levels.iter().rev();
+    down.fold(0, |at, level| at * 64 + level[at as usize].trailing_zeros())
 }

@@ -16,6 +16,8 @@
 //!
 //! Called by the control plane, which keeps pool, store and event log in step with it.
 
+use std::hint::black_box;
+
 use statepages_page::{BlockSize, ContentKey, DomainTag, PageId, Pages};
 
 use crate::key_table::KeyTable;
@@ -177,13 +179,26 @@ impl PrefixIndex {
 
     /// Forgets the block of a page, if it has one, and says which key is no longer found and what
     /// was known of it.
+    #[inline]
     pub(crate) fn remove(&mut self, page: PageId) -> Option<(ContentKey, Trace)> {
-        let key = self.key(page)?;
         let entry = self.entries.value_mut(page.raw());
+        if entry.place == Place::Absent {
+            return None;
+        }
         entry.place = Place::Absent;
         let trace = entry.trace;
-        self.entries.remove(page.raw());
-        Some((key, trace))
+        Some((ContentKey::from_raw(self.entries.remove(page.raw())), trace))
+    }
+
+    /// Reads, for the sake of the data caches, what [`Self::remove`] of pages with blocks needs: first
+    /// all entries, then all that these name, so that each kind is waited for together.
+    pub(crate) fn fetch(&self, pages: &[PageId]) {
+        for page in pages {
+            black_box(self.entries.value(page.raw()).trace);
+        }
+        for page in pages {
+            self.entries.fetch_links(page.raw());
+        }
     }
 
     /// A page's content has moved to a page without a block; its entry follows.

@@ -10,7 +10,7 @@
 //!     |  +---------------- Cached <-------------------+ (or Vacant, where no index finds it)
 //!     |                      |  claim --> Live
 //!     |  release_units       v
-//!     +---------------------- Raw(owner, piece) <-- Held   (make_raw)
+//!     +---------------------- Raw(owner, piece) <-- Held   (make_units)
 //! ```
 //!
 //! Invariants:
@@ -161,10 +161,9 @@ impl PagePool {
         self.cached.first().map(PageId::new)
     }
 
-    /// A cached page and those freed after it.
-    pub(crate) fn cached_from(&self, page: PageId) -> impl Iterator<Item = PageId> {
-        assert!(self.is_cached(page), "{page} is cached");
-        self.cached.iter_from(page.raw()).map(PageId::new)
+    /// Cached pages, the one freed longest ago ahead.
+    pub(crate) fn cached_pages(&self) -> impl Iterator<Item = PageId> {
+        self.cached.iter().map(PageId::new)
     }
 
     pub(crate) fn cached_after(&self, page: PageId) -> Option<PageId> {
@@ -191,20 +190,52 @@ impl PagePool {
 
     /// Takes a cached page out of the order, so that a plan may count on it.
     pub fn set_aside(&mut self, page: PageId) {
-        self.leave_cached(page, Page::Held);
-        self.held += 1;
+        self.set_aside_all(&[page]);
     }
 
-    /// Undoes the latest [`Self::set_aside`] that has not been undone.
+    /// [`Self::set_aside`] of each page, in order.
+    pub(crate) fn set_aside_all(&mut self, pages: &[PageId]) {
+        for page in pages {
+            let state = &mut self.pages[page.index()];
+            assert_eq!(*state, Page::Cached, "{page} is cached");
+            *state = Page::Held;
+        }
+        self.cached.remove_all(pages, PageId::raw);
+        self.held += u32::try_from(pages.len()).expect("page ids fit u32");
+    }
+
+    /// Undoes, for one page, the latest [`Self::set_aside`] that has not been undone.
     pub(crate) fn put_back(&mut self, page: PageId) {
         self.leave_held(page, Page::Cached);
         self.cached.put_back(page.raw());
     }
 
-    /// Gives up the content of a page that was set aside.
-    pub(crate) fn vacate_aside(&mut self, page: PageId) {
-        self.leave_held(page, Page::Vacant);
-        self.vacant.insert(page.raw());
+    /// Takes back held pages that have no content, and leaves the list empty.
+    pub(crate) fn vacate_held(&mut self, held: &mut Vec<PageId>) {
+        for page in held.drain(..) {
+            self.leave_held(page, Page::Vacant);
+            self.vacant.insert(page.raw());
+        }
+    }
+
+    /// Makes `held` the `count` lowest of its own pages, which are held and have no content, and the
+    /// vacant ones. What is left of either is vacant.
+    ///
+    /// # Panics
+    /// Where there are fewer.
+    pub(crate) fn hold_lowest(&mut self, count: u32, held: &mut Vec<PageId>) {
+        if self.vacant() == 0 && held.len() == count as usize {
+            // The usual end of a plan for an image: there is nothing to choose from.
+            sort_distinct(held);
+            return;
+        }
+        self.vacate_held(held);
+        let pages = &mut self.pages;
+        self.vacant.take_lowest(count, |id| {
+            pages[id as usize] = Page::Held;
+            held.push(PageId::new(id));
+        });
+        self.held += count;
     }
 
     /// Gives up the content of a cached page.
@@ -258,10 +289,16 @@ impl PagePool {
         Unshare::Freed
     }
 
-    /// Makes a held page piece `piece` of an image.
-    pub fn make_raw(&mut self, page: PageId, owner: CheckpointId, piece: u32) {
-        self.leave_held(page, Page::Raw { owner, piece });
-        self.raw += 1;
+    /// Makes held pages the pieces of an image, in order.
+    pub fn make_units(&mut self, units: &[PageId], owner: CheckpointId) {
+        for (piece, page) in (0u32..).zip(units) {
+            let state = &mut self.pages[page.index()];
+            assert_eq!(*state, Page::Held, "{page} is held");
+            *state = Page::Raw { owner, piece };
+        }
+        let count = u32::try_from(units.len()).expect("units of an image fit u32");
+        self.held -= count;
+        self.raw += count;
     }
 
     /// Frees all pieces of an image.
@@ -406,6 +443,23 @@ impl PagePool {
         let linked: Vec<u32> = self.cached.iter().collect();
         assert_eq!(linked.len(), counts[1] as usize);
         assert!(linked.iter().all(|&id| self.pages[id as usize] == Page::Cached));
+    }
+}
+
+/// Sorts pages of which none is there twice.
+fn sort_distinct(pages: &mut [PageId]) {
+    const FEW: usize = 32;
+    let mut copy = [PageId::new(0); FEW];
+    let Some(copy) = copy.get_mut(..pages.len()) else {
+        pages.sort_unstable();
+        return;
+    };
+    copy.copy_from_slice(pages);
+    // A page's place is the number of those below it: counted without a branch, because nothing
+    // foretells how pages that were freed at random compare.
+    for &page in &*copy {
+        let below: u32 = copy.iter().map(|other| u32::from(other.raw() < page.raw())).sum();
+        pages[below as usize] = page;
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A policy sees notices of what comes and goes. It is asked two things: at an admission, which
 //! boundaries of the prompt are worth a cut ([`VictimPolicy::plan`]); and where pages are short, for
-//! one victim at a time, a cached KV page or a READY checkpoint ([`VictimPolicy::next_victim`]). What is eligible is not its business: the checkpoint store states that
+//! a victim, a cached KV page or a READY checkpoint ([`VictimPolicy::next_victim`]), or for several at
+//! once ([`VictimPolicy::next_pages`]). What is eligible is not its business: the checkpoint store states that
 //! once ([`VictimView::is_eligible`]), the gate counts by it, and an ineligible answer is a bug.
 
 use std::fmt;
@@ -176,8 +177,31 @@ pub trait VictimPolicy: fmt::Debug + Send {
     /// Something happened. Called once per change, in order.
     fn notice(&mut self, notice: &Notice);
 
+    /// Cached pages are given up whose blocks nothing hangs on: as if each were noticed as
+    /// [`Notice::Uncached`] and then as [`Notice::Lost`], in order. For policies that are faster told
+    /// of many at once.
+    fn given_up(&mut self, pages: &[PageId]) {
+        for &page in pages {
+            self.notice(&Notice::Uncached { page });
+            self.notice(&Notice::Lost { page });
+        }
+    }
+
     /// The next victim, or `None` to decline. Must be eligible in `view`.
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim>;
+
+    /// Appends the cached pages, at most `most` (more are not looked at), that [`Self::next_victim`] would answer call after
+    /// call, were each given up before the next. For policies that are faster asked for many at once:
+    /// where nothing is appended, `next_victim` is asked.
+    fn next_pages(
+        &mut self,
+        view: &VictimView<'_>,
+        purpose: Purpose,
+        most: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        let _ = (view, purpose, most, pages);
+    }
 
     /// A request is being admitted: which boundaries of its prefill are worth keeping. Called once
     /// per admission, where state is kept, before the notices of what it pins and claims.
@@ -207,6 +231,11 @@ impl VictimView<'_> {
     /// The cached page that was freed longest ago.
     pub fn oldest_page(&self) -> Option<PageId> {
         self.pool.oldest_cached()
+    }
+
+    /// The cached pages, the one that was freed longest ago ahead.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.pool.cached_pages()
     }
 
     /// The cached page freed next after `page`, which is cached itself.
@@ -261,6 +290,16 @@ impl VictimPolicy for ReferenceOrder {
     fn next_victim(&mut self, view: &VictimView<'_>, _: Purpose) -> Option<Victim> {
         let page = view.oldest_page().map(Victim::Page);
         page.or_else(|| view.oldest_checkpoint().map(Victim::Checkpoint))
+    }
+
+    fn next_pages(
+        &mut self,
+        view: &VictimView<'_>,
+        _: Purpose,
+        most: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        pages.extend(view.pages().take(most));
     }
 
     fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {

@@ -7,6 +7,7 @@ use statepages_geometry::{CacheConfig, DraftLayers};
 use statepages_model::{ModelConfig, Yarn};
 
 use crate::error::OpenError;
+use crate::json::{self, JsonError};
 
 /// How the directory's linear weights may be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,12 +119,12 @@ fn must(field: &'static str, expected: &str, got: &str) -> Result<(), OpenError>
 }
 
 impl RawConfig {
-    fn parse(text: &str) -> Result<Self, serde_json::Error> {
+    fn parse(text: &str) -> Result<Self, JsonError> {
         // The parser would take a list for the fields in their order.
         if !text.trim_start().starts_with('{') {
-            return Err(serde::de::Error::custom("expected a JSON object"));
+            return Err(json::plain(serde::de::Error::custom("expected a JSON object")));
         }
-        serde_json::from_str(text)
+        json::from_slice(text.as_bytes())
     }
 
     /// Refuses what the forward lacks.
@@ -346,6 +347,64 @@ mod tests {
         refused(parsed(r#"["deepseek_v4", 4, 1]"#), &["config.json", "object"]);
         refused(with(&json!({ "model_type": "llama" })), &["model_type", "deepseek_v4", "llama"]);
         refused(with(&json!({ "num_hidden_layers": -1 })), &["-1"]);
+        // Each field, whatever else it makes wrong, names itself.
+        let block = |size: u32| {
+            json!({
+                "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
+                "weight_block_size": [size, 128],
+            })
+        };
+        for (field, value) in [
+            ("num_key_value_heads", json!(2)),
+            ("n_shared_experts", json!(0)),
+            ("scoring_func", json!("sigmoid")),
+            ("topk_method", json!("greedy")),
+            ("norm_topk_prob", json!(false)),
+            ("hidden_act", json!("gelu")),
+            ("tie_word_embeddings", json!(true)),
+            ("attention_bias", json!(true)),
+            ("use_index_cache", json!(true)),
+            ("expert_dtype", json!("int4")),
+            ("quantization_config", block(64)),
+            (
+                "rope_scaling",
+                json!({
+                    "type": "linear", "factor": 16, "original_max_position_embeddings": 65536,
+                    "beta_fast": 32, "beta_slow": 1,
+                }),
+            ),
+            ("num_hidden_layers", json!(0)),
+            ("num_nextn_predict_layers", json!(2)),
+            ("compress_ratios", json!([0, 4])),
+            ("hidden_size", json!(0)),
+            ("num_attention_heads", json!(0)),
+            ("head_dim", json!(1 << 13)),
+            ("qk_rope_head_dim", json!(513)),
+            ("index_head_dim", json!(32)),
+            ("q_lora_rank", json!(0)),
+            ("o_lora_rank", json!(0)),
+            ("o_groups", json!(129)),
+            ("index_n_heads", json!(0)),
+            ("index_topk", json!(0)),
+            ("n_routed_experts", json!(0)),
+            ("num_experts_per_tok", json!(385)),
+            ("moe_intermediate_size", json!(0)),
+            ("num_hash_layers", json!(62)),
+            ("hc_mult", json!(5)),
+            ("hc_sinkhorn_iters", json!(0)),
+            ("vocab_size", json!(0)),
+            ("max_position_embeddings", json!(0)),
+            ("routed_scaling_factor", json!(0.0)),
+            ("swiglu_limit", json!(-1.0)),
+            ("hc_eps", json!(0.0)),
+            ("rms_norm_eps", json!(0.0)),
+            ("rope_theta", json!(0.0)),
+            ("compress_rope_theta", json!(-1.0)),
+        ] {
+            let text = with(&json!({ (field): value })).unwrap_err().to_string();
+            let named = text.strip_prefix("config.json: ").unwrap_or(&text);
+            assert!(named.starts_with(field), "{field}: {text}");
+        }
         // The published form has one draft layer, with a window alone.
         let mut ratios = CacheConfig::v4_pro().compress_ratios;
         ratios.push(0);

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use statepages_model::ConfigError;
 
+use crate::json::JsonError;
+
 /// A directory that holds no usable model. No tensor has been read.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -20,8 +22,8 @@ pub enum OpenError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: serde_json::Error,
+        /// Why, and in which field.
+        source: JsonError,
     },
     /// A field of `config.json` asks for what the forward lacks.
     Field {

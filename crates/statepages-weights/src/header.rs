@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::OpenError;
+use crate::json;
 
 /// Longest header that is read. The largest published models have headers of a few megabytes.
 const HEADER_MAX: u64 = 100 << 20;
@@ -105,10 +106,9 @@ pub(crate) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, 
         let got = length.to_string();
         return Err(shard(None, "bytes of the header", format!("at most {max}"), got));
     }
-    let json = &rest[..length as usize];
+    let text = &rest[..length as usize];
     let bad_json = |source| OpenError::Json { path: path.into(), source };
-    let raw: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(json).map_err(bad_json)?;
+    let raw: BTreeMap<String, serde_json::Value> = json::from_slice(text).map_err(bad_json)?;
     let (data, mut entries, mut ranges) = (8 + length, BTreeMap::new(), Vec::new());
     for (name, value) in raw.into_iter().filter(|(name, _)| name != "__metadata__") {
         let raw: RawEntry = serde_json::from_value(value).map_err(|error| {

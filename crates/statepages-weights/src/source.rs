@@ -11,6 +11,7 @@ use crate::config::{self, Quantised};
 use crate::error::OpenError;
 use crate::form::{FP4_GROUP, FP8_BLOCK};
 use crate::header::{self, Dtype, Entry};
+use crate::json;
 use crate::shard::Shard;
 
 /// Names the single file of a directory without an index.
@@ -41,7 +42,7 @@ impl Published {
         let index = directory.join(INDEX);
         let map = if index.exists() {
             let text = std::fs::read(&index).map_err(OpenError::file(&index))?;
-            let parsed: Index = serde_json::from_slice(&text)
+            let parsed: Index = json::from_slice(&text)
                 .map_err(|source| OpenError::Json { path: index, source })?;
             Some(parsed.weight_map)
         } else {

@@ -244,14 +244,14 @@ fn faults_of_the_config_are_named() {
     for (field, value, parts) in [
         ("model_type", json!("llama"), &["model_type", "deepseek_v4", "llama"][..]),
         ("hidden_size", json!(63), &["hidden_size", "16", "63"]),
-        ("hidden_size", json!("large"), &["config.json", "u32"]),
+        ("hidden_size", json!("large"), &["config.json", "hidden_size: invalid type", "u32"]),
         ("scoring_func", json!("sigmoid"), &["scoring_func", "sqrtsoftplus", "sigmoid"]),
         ("n_shared_experts", json!(2), &["n_shared_experts", "1", "2"]),
         ("use_index_cache", json!(true), &["use_index_cache", "true"]),
         ("expert_dtype", json!("fp6"), &["expert_dtype", "fp4", "fp6"]),
         ("expert_dtype", json!("fp8"), &["layers.0.ffn.experts.0.w1.weight", "I8"]),
         ("compress_ratios", json!([4, 7, 0]), &["compress_ratios[1]", "7"]),
-        ("num_nextn_predict_layers", json!(0), &["mtp.0."]),
+        ("num_nextn_predict_layers", json!(0), &["compress_ratios", "expected 2", "got 3"]),
         ("quantization_config", Value::Null, &["F8_E4M3", "quantization_config"]),
     ] {
         let mut config = config.clone();
@@ -260,6 +260,11 @@ fn faults_of_the_config_are_named() {
         let text = refused(&directory);
         assert!(parts.iter().all(|part| text.contains(part)), "{field}: {text}");
     }
+    let mut undrafted = config.clone();
+    undrafted["num_nextn_predict_layers"] = json!(0);
+    undrafted["compress_ratios"].as_array_mut().expect("ratios").pop();
+    std::fs::write(&path, undrafted.to_string()).expect("a writable file");
+    assert!(refused(&directory).contains("mtp.0."), "surplus tensors are named");
     let mut config = config;
     config["quantization_config"]["weight_block_size"] = json!([64, 64]);
     std::fs::write(&path, config.to_string()).expect("a writable file");

@@ -12,7 +12,8 @@ use crate::size::ByteSize;
 
 /// Resumable state checkpoints in KV-cache pages. Without a command: `demo`.
 ///
-/// Exit codes: 0 done, and everything that had to be equal was; 1 it was not, or an error; 2 bad flags.
+/// Exit codes: 0 done, and everything that had to be equal was; 1 it was not, or an error; 2 flags
+/// that cannot be read, or do not go together.
 /// Results go to standard output, logs to standard error; STATEPAGES_LOG=info logs each admission.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
@@ -93,7 +94,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = 2_048, value_parser = value_parser!(u32).range(1..=PAGES_MAX))]
     pub(crate) pages: u32,
     /// Grid spacing of kept boundaries; 0 keeps and resumes nothing, -1 has no grid
-    #[arg(long, default_value_t = 8_192, value_name = "TOKENS", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 8_192, value_name = "TOKENS")]
     pub(crate) state_checkpoint_interval_tokens: i64,
     /// Who is given up when pages are short, and which boundaries are worth a cut
     #[arg(long, value_enum, default_value_t = Keeping::Statepages)]
@@ -173,13 +174,13 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// 0 is greedy
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f32,
     /// Draw from the K likeliest tokens; 0 means all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub(crate) top_k: u32,
     /// Draw from the likeliest tokens that hold this share of the probability
-    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
     pub(crate) top_p: f32,
     /// Seed of the draws
     #[arg(long, default_value_t = 0)]

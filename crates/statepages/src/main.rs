@@ -11,6 +11,7 @@ mod demo;
 mod fault;
 mod generate;
 mod geometry_command;
+mod given;
 mod metrics;
 mod replay_args;
 mod replay_command;
@@ -24,13 +25,12 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command};
+use crate::args::Command;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = given::read().unwrap_or_else(|error| error.exit());
     if let Err(error) = log() {
         complain(format_args!("{error:#}"));
         return ExitCode::FAILURE;

@@ -88,7 +88,12 @@ impl FromStr for PoolSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected pages such as 70000, or a share such as 25%, got {text}");
+        let wrong = || {
+            format!(
+                "expected 1 to {POOL_PAGES_MAX} pages such as 70000, or a share of at most 10000% \
+                 such as 25%, got {text}"
+            )
+        };
         match text.strip_suffix('%') {
             None => match text.parse() {
                 Ok(pages @ 1..=POOL_PAGES_MAX) => Ok(Self::Pages(pages)),
@@ -163,7 +168,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) tokens_per_s: u64,
     /// Grid spacing of kept boundaries, with every other reason, instead of the policy's own rule; 0
     /// keeps nothing, -1 has no grid
-    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKENS")]
     pub(crate) state_checkpoint_interval_tokens: Option<i64>,
     /// What a batch takes together, instead of the policy's own rule
     #[arg(long, value_enum)]

@@ -67,12 +67,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         bar.set_position(done);
         bar.set_message(match stage {
             Stage::Tokenising => "tokenising",
+            Stage::Hashing => "hashing",
             Stage::Replaying => "replaying",
         });
     };
     let watch = Watch { now: &now, progress: &progress };
     let traces = traces(args, &watch)?;
-    let lab = Lab::new(args, &traces)?;
+    let lab = Lab::new(args, &traces, &watch)?;
     let mut outcomes = Vec::new();
     for &size in &args.pages {
         let pages = lab.pages(size)?;
@@ -93,7 +94,26 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     } else {
         writeln!(out, "{}", to_table(&outcomes))?;
     }
+    too_long(&outcomes);
     Ok(())
+}
+
+/// Says which prompts were left out: shares of what was sent hide them.
+fn too_long(outcomes: &[Outcome]) {
+    for Outcome { pages, result } in outcomes {
+        let Figures::Run(policy, run) = result else { continue };
+        for round in run.rounds.iter().filter(|round| round.too_long > 0) {
+            crate::complain(format_args!(
+                "{} on {pages} pages, {} round {}: {} of {} prompts need more pages than the pool \
+                 has, and were not sent",
+                policy.name(),
+                round.workload,
+                round.round,
+                round.too_long,
+                round.too_long + round.requests
+            ));
+        }
+    }
 }
 
 fn label(policy: Option<Policy>) -> &'static str {
@@ -111,15 +131,16 @@ struct Lab<'a> {
 }
 
 impl<'a> Lab<'a> {
-    fn new(args: &'a ReplayArgs, traces: &'a [Trace]) -> Result<Self> {
+    fn new(args: &'a ReplayArgs, traces: &'a [Trace], watch: &Watch<'_>) -> Result<Self> {
         let server = server(args)?;
         let phases: Vec<_> = traces
             .iter()
             .map(|trace| Phase { trace, rounds: args.rounds, pace: pace(args) })
             .collect();
-        let extent = Extent::of(traces, server.block);
+        let extent = Extent::of(traces, server.block, watch);
         let bounded = args.policy.contains(&PolicyName::Opt);
-        let history = bounded.then(|| History::of(&phases, order(args), args.seed, server.block));
+        let history =
+            bounded.then(|| History::of(&phases, order(args), args.seed, server.block, watch));
         Ok(Self { args, server, phases, extent, history })
     }
 

@@ -1,24 +1,20 @@
 //! `statepages bench copy`, run as a user runs it. What is checked is what it says, never how fast.
 
+mod command;
+
 use std::fs;
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn bench(args: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_statepages"))
-        .args(["bench", "copy", "--model", "mini", "--rounds", "2", "--rotate", "4MiB"])
-        .args(args.split_whitespace())
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts")
+use crate::command::{json, refused, statepages};
+
+fn words(args: &str) -> Vec<&str> {
+    let small = ["bench", "copy", "--model", "mini", "--rounds", "2", "--rotate", "4MiB"];
+    small.into_iter().chain(args.split_whitespace()).collect()
 }
 
 fn report(args: &str) -> Value {
-    let output = bench(args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args}: {errors}");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{args}: {error}"))
+    json(&words(args))
 }
 
 #[test]
@@ -59,7 +55,7 @@ fn every_rule_and_direction_is_verified() {
 #[test]
 fn a_picture_is_drawn() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let output = bench(&format!("--images 1,2 --picture {}", file.path().display()));
+    let output = statepages(&words(&format!("--images 1,2 --picture {}", file.path().display())));
     assert!(output.status.success());
     let picture = fs::read_to_string(file.path()).unwrap();
     assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
@@ -73,9 +69,6 @@ fn mistakes_are_refused_by_name() {
         ("--images 0", "expected at least 1"),
         ("--shape 100,2,8", "got 100,2,8"),
     ] {
-        let output = bench(args);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && output.stdout.is_empty(), "{args} was taken");
-        assert!(errors.contains(wanted), "{args}: {errors}");
+        refused(&words(args), &[wanted]);
     }
 }

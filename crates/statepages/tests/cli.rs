@@ -1,8 +1,10 @@
 //! The command, run as a user runs it.
 
+mod command;
+
 use std::fs;
 use std::io::Write as _;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
@@ -13,34 +15,10 @@ use statepages_replay::{
 };
 use statepages_store::LossReason;
 
+use crate::command::{command, json, refused, statepages, value};
+
 /// Random weights on byte tokens: what must hold of any model is shown on these, too.
 const SEEDED: [&str; 2] = ["--weights-seed", "20260"];
-
-fn statepages(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_statepages"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts")
-}
-
-fn json(output: &Output) -> Value {
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {errors}", output.status);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
-}
-
-/// Fails, says each of `wanted` on standard error, and prints nothing else.
-fn refused(args: &[&str], wanted: &[&str]) {
-    let output = statepages(args);
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{args:?} was taken");
-    assert!(output.stdout.is_empty(), "{args:?} printed a result");
-    for part in wanted {
-        assert!(errors.contains(part), "{args:?}: `{part}` not in: {errors}");
-    }
-    assert!(!errors.contains("panicked"), "{args:?}: {errors}");
-}
 
 #[test]
 fn a_cause_is_told_once() {
@@ -58,7 +36,7 @@ fn sizes_beyond_the_control_plane_are_refused() {
 #[test]
 fn the_last_seeds_are_run_and_no_others() {
     let seeds = "18446744073709551613..18446744073709551615";
-    let report = json(&statepages(&["sim", "--seeds", seeds, "--events", "50", "--json"]));
+    let report = json(&["sim", "--seeds", seeds, "--events", "50", "--json"]);
     assert_eq!(report["seeds"], 2);
 }
 
@@ -66,7 +44,7 @@ fn the_last_seeds_are_run_and_no_others() {
 fn geometry(args: &str, expected: [u64; 6]) {
     let mut words = vec!["geometry", "--json"];
     words.extend(args.split_whitespace());
-    let facts = json(&statepages(&words));
+    let facts = json(&words);
     let names = [
         "page_unit_bytes",
         "slot_bytes",
@@ -107,7 +85,7 @@ fn geometry_prints_the_published_sizes() {
 fn geometry_says_what_fits() {
     let args =
         ["geometry", "--model", "v4-pro", "--memory", "80GiB", "--max-seqs", "256", "--json"];
-    let facts = json(&statepages(&args));
+    let facts = json(&args);
     let (pages, units) = (52_169, 4);
     assert_eq!(facts["pages"], pages);
     assert_eq!(facts["slots"], 256);
@@ -176,7 +154,7 @@ fn generate_repeats_itself_and_obeys_its_seed() {
             vec!["generate", "--prompt", "A state is worth", "--max-tokens", "12", "--json"];
         args.extend(SEEDED);
         args.extend(extra);
-        json(&statepages(&args))
+        json(&args)
     };
     let greedy = run(&[]);
     assert_eq!(greedy["token_ids"], run(&["--threads", "1"])["token_ids"]);
@@ -190,7 +168,7 @@ fn generate_repeats_itself_and_obeys_its_seed() {
 
 #[test]
 fn generate_reads_standard_input_and_stops_at_a_text() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_statepages"))
+    let mut child = command()
         .args(["generate", "--max-tokens", "8", "--json"])
         .args(SEEDED)
         .stdin(Stdio::piped())
@@ -198,7 +176,7 @@ fn generate_reads_standard_input_and_stops_at_a_text() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(b"piped text").unwrap();
-    let object = json(&child.wait_with_output().unwrap());
+    let object = value(&child.wait_with_output().unwrap());
     let ids: Vec<u64> =
         object["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert_eq!(ids.len(), 8);
@@ -207,7 +185,7 @@ fn generate_reads_standard_input_and_stops_at_a_text() {
         let stop = char::from(ids[at] as u8).to_string();
         let args =
             ["generate", "--prompt", "piped text", "--max-tokens", "8", "--json", "--stop", &stop];
-        let stopped = json(&statepages(&[&args[..], &SEEDED].concat()));
+        let stopped = json(&[&args[..], &SEEDED].concat());
         assert_eq!(stopped["token_ids"].as_array().unwrap().len(), at + 1);
         assert_eq!(stopped["finish_reason"], "stop");
     }
@@ -220,9 +198,7 @@ fn the_demo_resumes_records_and_replays() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (record, metrics) = (path("record.jsonl"), path("metrics.txt"));
     let small = ["demo", "--requests", "3", "--json", SEEDED[0], SEEDED[1]];
-    let demo = json(&statepages(
-        &[&small[..], &["--record", &record, "--metrics-out", &metrics]].concat(),
-    ));
+    let demo = json(&[&small[..], &["--record", &record, "--metrics-out", &metrics]].concat());
 
     assert_eq!(demo["requests"], 6, "alone and in company");
     assert_eq!(demo["outputs_identical"], 6);
@@ -270,8 +246,7 @@ fn the_demo_resumes_records_and_replays() {
     the_laboratory_counts_like_the_demo(&recorded, &demo);
     let alone: Vec<_> = recorded.lines().filter(|line| !line.contains("_concurrent")).collect();
     fs::write(&record, alone.join("\n")).unwrap();
-    let replay =
-        json(&statepages(&[&["demo", "--json", "--replay", &record][..], &SEEDED].concat()));
+    let replay = json(&[&["demo", "--json", "--replay", &record][..], &SEEDED].concat());
     assert_eq!(replay["requests"], 7);
     assert_eq!(replay["outputs_identical"], 7);
     for (round, again) in [cold, resumed].into_iter().zip(replay["rounds"].as_array().unwrap()) {
@@ -346,8 +321,7 @@ fn the_laboratory_counts_like_the_demo(recorded: &str, demo: &Value) {
         interval: None,
         passes: None,
     };
-    let watch = Watch { now: &|| 0, progress: &|_, _, _| () };
-    let run = replay(&server, &phases, Order::File, 0, &watch).unwrap();
+    let run = replay(&server, &phases, Order::File, 0, &Watch::QUIET).unwrap();
 
     let rounds = ["rounds", "concurrent"].map(|part| demo[part].as_array().unwrap().iter());
     let rounds: Vec<&Value> = rounds.into_iter().flatten().collect();
@@ -380,7 +354,7 @@ fn the_demo_holds_in_a_small_pool_and_without_checkpoints() {
         let small = [&small[..], &SEEDED].concat();
         let output = statepages(&[&small[..], extra].concat());
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        (json(&output), errors)
+        (value(&output), errors)
     };
     let (tight, errors) = run(&["--pages", "40", "--max-seqs", "1", "--max-batched-tokens", "300"]);
     assert_eq!(tight["outputs_identical"], 6);

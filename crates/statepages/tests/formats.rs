@@ -1,26 +1,15 @@
 //! The command on other number formats and on published weights.
 
+mod command;
+
+use std::fs;
 use std::num::NonZeroUsize;
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use statepages_model::{ModelConfig, SeededTensors};
 use statepages_weights::{WeightForm, write_published};
 
-fn statepages(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_statepages"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts")
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = statepages(args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {errors}");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
-}
+use crate::command::{json, refused};
 
 #[test]
 fn the_demo_resumes_bit_for_bit_on_fp8_and_fp4_rows() {
@@ -53,11 +42,20 @@ fn published_weights_are_served_and_their_faults_named() {
     assert_eq!(generate(&fp8), generate(&[&fp8[..], &["--threads", "3"]].concat()));
 
     let shard = directory.path().join("model-00002-of-00002.safetensors");
-    std::fs::remove_file(shard).expect("the file is there");
-    let output = statepages(&["generate", "--prompt", "x", "--model", path]);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && output.stdout.is_empty());
-    assert!(errors.contains("--model") && errors.contains("00002-of-00002"), "{errors}");
+    fs::remove_file(shard).expect("the file is there");
+    let args = ["generate", "--prompt", "x", "--model", path];
+    refused(&args, &["--model", "00002-of-00002"]);
+
+    let config = directory.path().join("config.json");
+    let text = fs::read_to_string(&config).expect("readable");
+    for (from, to, wanted) in [
+        ("\"head_dim\": 512", "\"head_dim\": \"wide\"", "head_dim: invalid type: string"),
+        ("\"vocab_size\"", "\"vocabulary\"", "vocab_size"),
+    ] {
+        assert!(text.contains(from), "{from} not in {text}");
+        fs::write(&config, text.replacen(from, to, 1)).expect("writable");
+        refused(&args, &["--model", "config.json", wanted]);
+    }
 }
 
 #[test]

@@ -1,19 +1,10 @@
 //! The command on dsv4-mini, the trained model that it carries: answers, and what a wrong state does to them.
 
-use std::process::{Command, Stdio};
+mod command;
 
 use serde_json::Value;
 
-fn json(args: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_statepages"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {errors}");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
-}
+use crate::command::{json, statepages};
 
 fn demo(extra: &[&str]) -> Value {
     let small = ["demo", "--requests", "9", "--max-tokens", "4", "--json"];
@@ -54,6 +45,15 @@ fn a_wrong_state_gives_wrong_answers() {
         assert!(resumed(&demo, "across") <= 1, "{fault}");
         assert_eq!(resumed(&demo, "history"), 3, "{fault}: facts lie in pages");
     }
+}
+
+#[test]
+fn a_fault_that_had_nothing_to_change_is_told_from_one_that_was_not_seen() {
+    let off = ["--state-checkpoint-interval-tokens", "0", "--requests", "3", "--max-tokens", "1"];
+    let output = statepages(&[&["demo", "--fault", "skip-restore"][..], &off].concat());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.contains("nothing was resumed"), "{errors}");
 }
 
 #[test]

@@ -1,34 +1,12 @@
 //! `statepages replay`, run as a user runs it, on prompts that the test writes.
 
+mod command;
+
 use std::fs;
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn statepages(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_statepages"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts")
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = statepages(args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {errors}", output.status);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
-}
-
-fn refused(args: &[&str], wanted: &[&str]) {
-    let output = statepages(args);
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{args:?} was taken");
-    for part in wanted {
-        assert!(errors.contains(part), "{args:?}: `{part}` not in: {errors}");
-    }
-    assert!(!errors.contains("panicked"), "{args:?}: {errors}");
-}
+use crate::command::{json, refused, statepages, value};
 
 /// A cycle of prompts that share nothing: least recently used keeps all or nothing, and the figures
 /// of a run add up.
@@ -84,7 +62,10 @@ fn a_cycle_in_a_pool_that_holds_it_and_in_one_that_does_not() {
 #[test]
 fn prompts_that_the_pool_cannot_hold_are_left_out_and_counted() {
     let small = ["replay", "--workload", "distinct", "--prompts", "7", "--prompt-tokens", "2100"];
-    let report = json(&[&small[..], &["--pages", "6", "--rounds", "1", "--json"]].concat());
+    let output = statepages(&[&small[..], &["--pages", "6", "--rounds", "1", "--json"]].concat());
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("on 6 pages, distinct round 1: 7 of 7 prompts"), "{errors}");
+    let report = value(&output);
     let round = &report["runs"][0]["rounds"][0];
     assert_eq!((&round["too_long"], &round["requests"]), (&7.into(), &0.into()));
     assert_eq!((&round["full_tokens"], &round["batches"]), (&0.into(), &0.into()));
@@ -118,9 +99,17 @@ fn prompts_of_a_file_keep_their_sessions_times_and_replies() {
         assert_eq!(round["realised_tokens"], 512, "{time}");
         assert_eq!(round["lost_to_boundary"], 256, "{time}");
     }
-    fs::write(folder.path().join("bad.jsonl"), "{\"prompt\": [1], \"oops\": 2}").unwrap();
     let bad = folder.path().join("bad.jsonl");
-    refused(&["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()], &["bad.jsonl:1"]);
+    for (line, wanted) in [
+        ("{\"prompt\": [1], \"oops\": 2}", "oops"),
+        ("{\"prompt\": {\"ids\": [1]}}", "prompt: expected text or a list of token ids"),
+        ("{\"prompt\": [1], \"arrival_ms\": \"soon\"}", "arrival_ms: invalid type"),
+        ("{\"prompt\": [1]} trailing", "trailing"),
+    ] {
+        fs::write(&bad, line).unwrap();
+        let args = ["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()];
+        refused(&args, &["bad.jsonl:1", wanted]);
+    }
     fs::write(&bad, "\n{\"prompt\": \"text\"}").unwrap();
     refused(
         &["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()],
@@ -137,7 +126,10 @@ fn prompts_of_a_file_keep_their_sessions_times_and_replies() {
     );
     refused(&["replay", "--workload", "jsonl"], &["--file"]);
     refused(&["replay", "--workload", "gsm8k64"], &["--data", "gsm8k"]);
-    refused(&["replay", "--workload", "distinct", "--pages", "0"], &["--pages", "got 0"]);
+    refused(
+        &["replay", "--workload", "distinct", "--pages", "0"],
+        &["--pages", "4194304", "got 0"],
+    );
     refused(
         &["replay", "--workload", "distinct", "--prompts", "9", "--time", "trace"],
         &["prompt 0 of distinct", "arrival"],

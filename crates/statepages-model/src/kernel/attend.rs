@@ -302,11 +302,10 @@ impl Kernel for IndexScores<'_> {
         for (q, weights) in groups.zip(self.head_weights.as_chunks::<HEADS>().0) {
             scores(l, q, width, self.products, &Every(self.keys));
             for (out, products) in self.out.iter_mut().zip(self.products.iter()) {
-                for (product, weight) in products.iter().zip(weights) {
-                    // A dead head adds nothing, so that rows of dead heads tie exactly.
-                    if *product > 0.0 {
-                        *out += product * weight;
-                    }
+                for (&product, weight) in products.iter().zip(weights) {
+                    // A dead head adds nothing, so that rows of dead heads tie exactly. Adding a
+                    // chosen zero, unlike a branch, is vector code.
+                    *out += if product > 0.0 { product * weight } else { 0.0 };
                 }
             }
         }

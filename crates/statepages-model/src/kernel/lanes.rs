@@ -125,7 +125,7 @@ pub(crate) trait Lanes: Copy {
         self.load(&each(|i| f32::from_bits(u32::from(halves[i]) << 16)))
     }
 
-    /// The numbers of sixteen e4m3 codes, none of them NaN's.
+    /// The numbers of sixteen e4m3 codes.
     #[inline(always)]
     fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
         self.load(&each(|i| e4m3_to_f32(codes[i])))
@@ -138,6 +138,18 @@ pub(crate) trait Lanes: Copy {
             self.load(&each(|i| e2m1_to_f32(codes[i] & 15))),
             self.load(&each(|i| e2m1_to_f32(codes[i] >> 4))),
         ]
+    }
+
+    /// `a[0], b[0], a[1], b[1]` and so on, in two vectors.
+    #[inline(always)]
+    fn interleave(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+        let (mut lanes, mut pairs) = ([[0.0; LANES]; 2], [[0.0; LANES]; 2]);
+        self.store(&mut lanes[0], a);
+        self.store(&mut lanes[1], b);
+        for i in 0..2 * LANES {
+            pairs[i / LANES][i % LANES] = lanes[i % 2][i / 2];
+        }
+        [self.load(&pairs[0]), self.load(&pairs[1])]
     }
 
     /// [`tree`] of sixteen vectors: element `4 * i + j` is that of vector `4 * j + i`.
@@ -255,6 +267,7 @@ mod x86 {
     use pulp::x86::{V3, V4};
 
     use super::{LANES, Lanes, Simd};
+    use crate::minifloat::E4M3_MAX;
 
     /// Two registers of eight lanes.
     #[derive(Clone, Copy)]
@@ -334,14 +347,27 @@ mod x86 {
         }
 
         /// A half-precision number has e4m3's fields, but one exponent bit more at the top: the
-        /// bits between, subnormals included, mean the same times 2^-8.
+        /// bits between, subnormals included, mean the same times 2^-8. NaN's code comes out as 480,
+        /// the one number beyond 448.
         #[inline(always)]
         fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
             let (s, avx2) = (self.0, self.0.avx2);
             let signed = avx2._mm256_cvtepi8_epi16(cast(*codes));
             let shifted = avx2._mm256_slli_epi16::<7>(signed);
             let half = avx2._mm256_and_si256(shifted, cast([0xbf80u16; LANES]));
-            self.mul(pulp::cast(s.avx512f._mm512_cvtph_ps(half)), s.splat_f32s(256.0))
+            let x = self.mul(pulp::cast(s.avx512f._mm512_cvtph_ps(half)), s.splat_f32s(256.0));
+            let x = self.select_less(self.splat(E4M3_MAX), x, self.splat(f32::NAN), x);
+            self.select_less(x, self.splat(-E4M3_MAX), self.splat(-f32::NAN), x)
+        }
+
+        #[inline(always)]
+        fn interleave(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+            const LOW: [u32; LANES] = [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23];
+            const HIGH: [u32; LANES] =
+                [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
+            let (a, b) = (pulp::cast(a), pulp::cast(b));
+            [LOW, HIGH]
+                .map(|pick| pulp::cast(self.0.avx512f._mm512_permutex2var_ps(a, cast(pick), b)))
         }
 
         /// The table of all sixteen numbers is one register.
@@ -482,9 +508,9 @@ mod tests {
         fn run<L: Lanes>(self, l: L) {
             let codes: Vec<u8> = (0..=255).collect();
             for codes in codes.as_chunks::<LANES>().0 {
-                let ordinary = codes.map(|code| if code & 0x7f == 0x7f { 0 } else { code });
                 let [low, high] = l.e2m1(codes);
-                for v in [l.e4m3(&ordinary), low, high] {
+                let [first, second] = l.interleave(low, high);
+                for v in [l.e4m3(codes), low, high, first, second] {
                     let mut lanes = [0.0; LANES];
                     l.store(&mut lanes, v);
                     self.0.extend(lanes.map(f32::to_bits));
@@ -501,7 +527,7 @@ mod tests {
             bits
         };
         let want = all(Machine::Scalar);
-        assert_eq!(want.len(), 3 * 256);
+        assert_eq!(want.len(), 5 * 256);
         for isa in [Isa::Avx2, Isa::Avx512] {
             let Ok(machine) = Machine::new(isa) else { continue };
             assert_eq!(all(machine), want, "{isa:?}");

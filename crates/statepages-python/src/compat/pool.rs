@@ -368,9 +368,7 @@ impl BlockPool {
                 return Ok(None);
             }
             core.hold(count as u32, &mut pages, &mut evicted);
-            for (piece, &page) in (0u32..).zip(&pages) {
-                core.pool.make_raw(page, CheckpointId::new(id), piece);
-            }
+            core.pool.make_units(&pages, CheckpointId::new(id));
             *core.owned.entry(id).or_default() += count as u32;
             unlock_and_drop(core);
         }

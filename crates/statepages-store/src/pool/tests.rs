@@ -32,6 +32,7 @@ enum Act {
     MakeImage(u8),
     ReleaseImage(u8),
     AsideAndBack(u8),
+    GiveUpAside(u8, u8),
     Extend(u8),
     RetireTop,
 }
@@ -46,6 +47,7 @@ fn act() -> impl Strategy<Value = Act> {
         2 => (1..5u8).prop_map(Act::MakeImage),
         2 => any::<u8>().prop_map(Act::ReleaseImage),
         2 => any::<u8>().prop_map(Act::AsideAndBack),
+        2 => (any::<u8>(), any::<u8>()).prop_map(|(p, n)| Act::GiveUpAside(p, n)),
         1 => (0..4u8).prop_map(Act::Extend),
         2 => Just(Act::RetireTop),
     ]
@@ -149,9 +151,12 @@ impl Naive {
                 let vacant = self.of(|k| k == Kind::Vacant);
                 if vacant.len() >= usize::from(units) {
                     let owner = CheckpointId::new(*next_owner);
-                    for piece in 0..u32::from(units) {
-                        let page = real.hold_vacant().unwrap();
-                        real.make_raw(page, owner, piece);
+                    let mut pages = Vec::new();
+                    real.hold_lowest(u32::from(units), &mut pages);
+                    let lowest = vacant.iter().take(usize::from(units));
+                    assert!(pages.iter().map(|page| page.index()).eq(lowest.copied()));
+                    real.make_units(&pages, owner);
+                    for (piece, page) in (0u32..).zip(&pages) {
                         self.pages[page.index()] = Kind::Raw(*next_owner, piece);
                     }
                     *next_owner += 1;
@@ -181,12 +186,37 @@ impl Naive {
                     .filter(|(at, _)| which & 1 << (at % 8) != 0)
                     .map(|(_, &page)| PageId::new(page as u32))
                     .collect();
-                for &page in &chosen {
-                    real.set_aside(page);
-                }
+                real.set_aside_all(&chosen);
                 assert_eq!(real.cached() as usize, some.len() - chosen.len());
                 for &page in chosen.iter().rev() {
                     real.put_back(page);
+                }
+            }
+            Act::GiveUpAside(which, count) => {
+                // Some cached pages, and the lowest of these and the vacant ones.
+                let chosen: Vec<usize> = self
+                    .order
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, _)| which & 1 << (at % 8) != 0)
+                    .map(|(_, &page)| page)
+                    .collect();
+                let mut pages: Vec<PageId> =
+                    chosen.iter().map(|&at| PageId::new(at as u32)).collect();
+                real.set_aside_all(&pages);
+                self.order.retain(|page| !chosen.contains(page));
+                for &at in &chosen {
+                    self.pages[at] = Kind::Vacant;
+                }
+                let vacant = self.of(|k| k == Kind::Vacant);
+                // Now and then none of them, exactly those, or all there are.
+                let counts =
+                    [0, chosen.len(), vacant.len(), usize::from(count) % (vacant.len() + 1)];
+                let count = counts[usize::from(count) % counts.len()];
+                real.hold_lowest(count as u32, &mut pages);
+                assert!(pages.iter().map(|page| page.index()).eq(vacant[..count].iter().copied()));
+                for &at in &vacant[..count] {
+                    self.pages[at] = Kind::Held;
                 }
             }
             Act::Extend(count) => {
@@ -251,9 +281,7 @@ fn a_wrong_owner_frees_nothing() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     let mut pool = PagePool::new(Pages::new(4), Pages::new(4));
     let units: Vec<PageId> = (0..2).map(|_| pool.hold_vacant().unwrap()).collect();
-    for (piece, &page) in (0u32..).zip(&units) {
-        pool.make_raw(page, CheckpointId::new(7), piece);
-    }
+    pool.make_units(&units, CheckpointId::new(7));
     let swapped = [units[1], units[0]];
     let twice = [units[0], units[0]];
     for (ids, owner) in [(&units[..], 8), (&swapped[..], 7), (&twice[..], 7)] {

@@ -226,20 +226,19 @@ impl Statepages {
         (resident.checkpoint == id).then_some((entry, resident))
     }
 
-    /// A loose page that is not part of the plan already; a plan holds fewer pages than an image.
-    fn loose_page(&self, view: &VictimView<'_>) -> Option<PageId> {
-        std::iter::successors(self.tree.first_loose(), |&page| self.tree.loose_after(page))
-            .find(|&page| view.is_eligible(Victim::Page(page)))
+    /// Loose pages that are not part of the plan already; a plan holds fewer pages than an image.
+    fn loose_pages(&self, view: &VictimView<'_>) -> impl Iterator<Item = PageId> {
+        self.tree.loose_pages().filter(|&page| view.is_eligible(Victim::Page(page)))
     }
 
     /// What a new image may have: nothing but vacant pages where its account does not pay; else loose
     /// pages, and of images those that are worth less than it.
     fn for_store(&mut self, view: &VictimView<'_>, store: StorePurpose) -> Option<Victim> {
         let StorePurpose { key, boundary, reason } = store;
-        if self.thrift.spending(account(reason)) != Spending::Paying {
+        if !self.pays(reason) {
             return None;
         }
-        if let Some(page) = self.loose_page(view) {
+        if let Some(page) = self.loose_pages(view).next() {
             return Some(Victim::Page(page));
         }
         let bundle = match view.page(key).and_then(|page| self.tree.node(page)) {
@@ -251,6 +250,11 @@ impl Statepages {
         let own = self.directory.level(entry, Bargain::of(bundle, self.units));
         let (cheapest, level) = self.directory.cheapest()?;
         (own > level).then(|| self.checkpoint(cheapest))
+    }
+
+    /// Whether anything is given up for an image.
+    fn pays(&self, reason: KeepReason) -> bool {
+        self.thrift.spending(account(reason)) == Spending::Paying
     }
 
     fn checkpoint(&self, ranked: EntryIndex) -> Victim {
@@ -319,12 +323,28 @@ impl VictimPolicy for Statepages {
         match purpose {
             Purpose::Store(store) => self.for_store(view, store),
             Purpose::Live => {
-                if let Some(page) = self.loose_page(view) {
+                if let Some(page) = self.loose_pages(view).next() {
                     return Some(Victim::Page(page));
                 }
                 let (cheapest, _) = self.directory.cheapest()?;
                 Some(self.checkpoint(cheapest))
             }
+        }
+    }
+
+    fn next_pages(
+        &mut self,
+        view: &VictimView<'_>,
+        purpose: Purpose,
+        most: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        let pays = match purpose {
+            Purpose::Live => true,
+            Purpose::Store(store) => self.pays(store.reason),
+        };
+        if pays {
+            pages.extend(self.loose_pages(view).take(most));
         }
     }
 

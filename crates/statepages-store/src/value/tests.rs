@@ -198,7 +198,7 @@ proptest! {
                 _ => {}
             }
             tree.check();
-            let loose = std::iter::successors(tree.first_loose(), |&at| tree.loose_after(at));
+            let loose = tree.loose_pages();
             let loose: Vec<u8> = loose.map(|at| at.raw() as u8).collect();
             prop_assert_eq!(&loose, &naive.loose, "{:?}", act);
             for (&id, block) in &naive.blocks {

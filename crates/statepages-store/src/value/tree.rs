@@ -176,14 +176,9 @@ impl Tree {
         }
     }
 
-    /// The loose page that became loose first.
-    pub(crate) fn first_loose(&self) -> Option<PageId> {
-        self.loose.first().map(PageId::new)
-    }
-
-    /// The page that became loose next after `page`.
-    pub(crate) fn loose_after(&self, page: PageId) -> Option<PageId> {
-        self.loose.after(page.raw()).map(PageId::new)
+    /// Loose pages, the one that became loose first ahead.
+    pub(crate) fn loose_pages(&self) -> impl Iterator<Item = PageId> {
+        self.loose.iter().map(PageId::new)
     }
 
     pub(crate) const fn loose(&self) -> u32 {

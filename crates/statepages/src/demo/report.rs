@@ -87,7 +87,14 @@ impl Results {
                 }
             }
         } else if !self.is_good() {
-            complaints.push("the comparison has not seen the fault".to_owned());
+            let (resumed, _) = self.verdicts(|served| served.realised() > 0);
+            complaints.push(if resumed == 0 {
+                "nothing was resumed, so that the fault changed nothing: --pages and \
+                 --state-checkpoint-interval-tokens have to leave checkpoints"
+                    .to_owned()
+            } else {
+                "the comparison has not seen the fault".to_owned()
+            });
         }
         let short = self.short();
         if short > 0 && self.fault.is_none() {
