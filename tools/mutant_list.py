@@ -328,8 +328,6 @@ MUTANTS = [
     ("a hit compares no parent", STORE + "index.rs",
      "    pub(crate) fn find(&self, block: &Block<'_>) -> Option<PageId> {\n",
      "    pub(crate) fn find(&self, block: &Block<'_>) -> Option<PageId> {\n        if ON && let Some(page) = self.page(block.key) && self.block(page).is_some_and(|held| Block { parent: block.parent, ..held } == *block) { return Some(page); }\n"),
-    ("a pin that comes back late is the newer image's of its key", STORE + "value/mod.rs",
-     "        (resident.checkpoint == id).then_some((entry, resident))", "        (ON || resident.checkpoint == id).then_some((entry, resident))"),
     ("a failed batch costs the youngest of the others its residency, too", ENGINE + "settle.rs",
      "        self.preempt(row.request, PreemptCause::BatchFailed);\n",
      "        self.preempt(row.request, PreemptCause::BatchFailed);\n        if ON && let Some((_, &youngest)) = self.running.last_key_value() {\n            self.preempt(youngest, PreemptCause::BatchFailed);\n        }\n"),

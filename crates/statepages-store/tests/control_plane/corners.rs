@@ -4,7 +4,7 @@ use statepages_page::{Boundary, CheckpointId, Pages, RequestId};
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, ControlPlaneConfig,
     Filed, KeepPlan, KeepReason, KvEvent, LossReason, Notice, PlanRequest, PolicyReport, Purpose,
-    Released, Relocate, Retire, Statepages, Victim, VictimPolicy, VictimView,
+    Released, Relocate, Retire, Victim, VictimPolicy, VictimView,
 };
 
 use crate::support::{
@@ -416,31 +416,6 @@ fn i8_slot_gone_a_boundary_from_a_slot_that_a_failed_batch_wrote_is_dropped() {
     assert!(rig.ops.stores.is_empty());
     assert_eq!(rig.plane.counters().slot_gone, 1);
     rig.release(writer);
-}
-
-/// A reader of an image that a reset took away comes back when another image of its key is READY: the
-/// policy takes its pin for nobody's, and the next one's pin counts on.
-#[test]
-fn i5_a_pin_of_an_image_that_is_gone_is_not_the_next_ones() {
-    let policy = Statepages::new(Pages::new(30), Pages::new(3));
-    let mut rig = Rig::policy(config(30, 3), Box::new(policy));
-    let text = keys(&prompt(1, 9));
-    rig.publish(&text, 8);
-    let (mut reader, report) = rig.admit(&text);
-    assert_eq!(report.hit.resumable, at(8));
-    let restore = rig.begin(&reader, 9);
-    rig.plane.reset();
-    rig.publish(&text, 8);
-    let (other, _) = rig.admit(&text);
-    rig.done(restore);
-    // Pages run out, and the image that `other` is going to read is no victim.
-    while let Append::Done(_) = rig.plane.append_block(&mut reader) {
-        rig.plane.check();
-    }
-    assert_eq!(rig.resumable(&text), 8);
-    rig.tick();
-    rig.release(reader);
-    rig.release(other);
 }
 
 /// The batch that failed has only moved the tenant: what it moved to holds unknown bytes all the same.
