@@ -1,6 +1,6 @@
 //! Corner cases of the contract's invariants, each by its number.
 
-use statepages_page::{Boundary, CheckpointId, Pages, RequestId};
+use statepages_page::{Boundary, CheckpointId, PageId, Pages, RequestId};
 use statepages_store::{
     Admit, AdmitRequest, Append, BackendOrder, Caching, CheckpointInterval, ControlPlaneConfig,
     Filed, KeepPlan, KeepReason, KvEvent, LossReason, Notice, PlanRequest, PolicyReport, Purpose,
@@ -465,16 +465,33 @@ fn i8_a_store_filed_before_its_forward_is_reported_needs_the_report() {
 
 /// Offers so many pages for an image, the oldest first, and none at all to the living.
 #[derive(Debug)]
-struct Miser(u32);
+struct Miser {
+    left: u32,
+    /// Offers them together.
+    in_runs: bool,
+}
 
 impl VictimPolicy for Miser {
     fn notice(&mut self, _: &Notice) {}
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
-        if purpose == Purpose::Live || self.0 == 0 {
+        if purpose == Purpose::Live || self.left == 0 {
             return None;
         }
-        self.0 -= 1;
+        self.left -= 1;
         view.oldest_page().map(Victim::Page)
+    }
+    fn next_pages(
+        &mut self,
+        view: &VictimView<'_>,
+        purpose: Purpose,
+        most: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        if self.in_runs && purpose != Purpose::Live {
+            let before = pages.len();
+            pages.extend(view.pages().take(most.min(self.left as usize)));
+            self.left -= (pages.len() - before) as u32;
+        }
     }
     fn plan(&mut self, request: &PlanRequest<'_>) -> KeepPlan {
         KeepPlan::reference(&request.hit)
@@ -487,7 +504,7 @@ impl VictimPolicy for Miser {
 
 #[test]
 fn i9_a_declining_policy_costs_a_store_nothing_and_a_live_request_nothing_either() {
-    let mut rig = Rig::policy(config(12, 2), Box::new(Miser(2)));
+    let mut rig = Rig::policy(config(12, 2), Box::new(Miser { left: 2, in_runs: false }));
     rig.fill(&keys(&prompt(1, 10 * BLOCK)));
     let text = keys(&prompt(2, 8));
     let (mut writer, _) = rig.admit(&text);
@@ -512,9 +529,13 @@ fn i9_a_declining_policy_costs_a_store_nothing_and_a_live_request_nothing_either
 /// that they were in.
 #[test]
 fn i9_a_declined_plan_leaves_the_order_of_pages_as_it_was() {
+    [false, true].into_iter().for_each(declined_plan_leaves_the_order);
+}
+
+fn declined_plan_leaves_the_order(in_runs: bool) {
     let blocks = 40;
     let config = ControlPlaneConfig { runtime: runtime(blocks - 4), ..config(blocks + 2, 2) };
-    let mut rig = Rig::policy(config, Box::new(Miser(blocks - 5)));
+    let mut rig = Rig::policy(config, Box::new(Miser { left: blocks - 5, in_runs }));
     let cached: Vec<_> = (0..blocks).map(|seed| keys(&prompt(10 + seed, BLOCK + 1))).collect();
     for text in &cached {
         let (mut one, _) = rig.admit(text);
