@@ -71,6 +71,34 @@ pub struct Yarn {
     pub beta_slow: f64,
 }
 
+impl Yarn {
+    fn validate(&self) -> Result<(), ConfigError> {
+        for (field, got) in [
+            ("rope_scaling.factor", self.factor),
+            (
+                "rope_scaling.original_max_position_embeddings",
+                self.original_max_position_embeddings,
+            ),
+            ("rope_scaling.beta_fast", self.beta_fast),
+            ("rope_scaling.beta_slow", self.beta_slow),
+        ] {
+            if !(got.is_finite() && got > 0.0) {
+                return Err(ConfigError::NotPositive { field, got: got.to_string() });
+            }
+        }
+        if self.beta_slow >= self.beta_fast {
+            let (slow, fast) = (self.beta_slow.to_string(), self.beta_fast.to_string());
+            return Err(ConfigError::NotBelow {
+                field: "rope_scaling.beta_slow",
+                limit: "rope_scaling.beta_fast",
+                at: fast,
+                got: slow,
+            });
+        }
+        Ok(())
+    }
+}
+
 /// A configuration that the forward refuses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -102,6 +130,17 @@ pub enum ConfigError {
         /// The value, as text.
         got: String,
     },
+    /// A number is not below another field's.
+    NotBelow {
+        /// Public name of the field.
+        field: &'static str,
+        /// The other field.
+        limit: &'static str,
+        /// Its value, as text.
+        at: String,
+        /// The value, as text.
+        got: String,
+    },
     /// Not every layer has a ratio, or there are ratios of no layer.
     RatioCount {
         /// `num_hidden_layers + num_nextn_predict_layers`.
@@ -129,6 +168,9 @@ impl fmt::Display for ConfigError {
             }
             Self::NotPositive { field, got } => {
                 write!(f, "{field}: expected a positive number, got {got}")
+            }
+            Self::NotBelow { field, limit, at, got } => {
+                write!(f, "{field}: expected a number below {at} ({limit}), got {got}")
             }
             Self::RatioCount { expected, got } => write!(
                 f,
@@ -261,6 +303,9 @@ impl ModelConfig {
                 return Err(ConfigError::NotPositive { field, got: got.to_string() });
             }
         }
+        if let Some(yarn) = &self.rope_scaling {
+            yarn.validate()?;
+        }
         let got = cache.compress_ratios.len();
         let expected =
             u64::from(cache.num_hidden_layers) + u64::from(cache.num_nextn_predict_layers);
@@ -297,6 +342,18 @@ mod tests {
         };
         check(|c| c.hidden_size = 200, "hidden_size: expected a multiple of 16, got 200");
         check(|c| c.hc_mult = 5, "hc_mult: expected 1 to 4, got 5");
+        check(
+            |c| c.rope_scaling.as_mut().expect("YaRN").factor = 0.0,
+            "rope_scaling.factor: expected a positive number, got 0",
+        );
+        check(
+            |c| c.rope_scaling.as_mut().expect("YaRN").beta_fast = f64::NAN,
+            "rope_scaling.beta_fast: expected a positive number, got NaN",
+        );
+        check(
+            |c| c.rope_scaling.as_mut().expect("YaRN").beta_slow = 1_000.0,
+            "rope_scaling.beta_slow: expected a number below 32 (rope_scaling.beta_fast), got 1000",
+        );
         check(
             |c| c.cache.num_nextn_predict_layers = 2,
             "num_nextn_predict_layers: expected 0 to 1, got 2",

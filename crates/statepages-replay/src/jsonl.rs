@@ -46,10 +46,6 @@ pub fn jsonl(
     watch: &Watch<'_>,
 ) -> Result<Trace, TraceError> {
     let lines = lines::<Line>(path)?;
-    if lines.is_empty() {
-        let wrong = Place { path, line: 1 };
-        return Err(wrong.wrong("line", "an object with a prompt", "an empty file"));
-    }
     let of = lines.len() as u64;
     let mut sessions = BTreeMap::new();
     let mut asks = Vec::with_capacity(lines.len());

@@ -82,10 +82,15 @@ pub(crate) fn lines<T: serde::de::DeserializeOwned>(
 ) -> Result<Vec<(usize, T)>, TraceError> {
     let text = read(path)?;
     let numbered = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
-    numbered
+    let lines: Vec<(usize, T)> = numbered
         .map(|(line, text)| match from_json(text) {
             Ok(value) => Ok((line, value)),
             Err(source) => Err(TraceError::Line { path: path.to_owned(), line, source }),
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    if lines.is_empty() {
+        let (expected, got) = ("at least one JSON object".into(), "an empty file".into());
+        return Err(TraceError::Content { path: path.to_owned(), expected, got });
+    }
+    Ok(lines)
 }

@@ -8,6 +8,7 @@ use statepages_model::{ModelConfig, Yarn};
 
 use crate::error::OpenError;
 use crate::json::{self, JsonError};
+use crate::shard::read_text;
 
 /// How the directory's linear weights may be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +98,7 @@ pub fn read_config(path: &Path) -> Result<ModelConfig, OpenError> {
 }
 
 pub(crate) fn read(path: &Path) -> Result<(ModelConfig, Quantised), OpenError> {
-    let text = std::fs::read_to_string(path).map_err(OpenError::file(path))?;
+    let text = read_text(path).map_err(OpenError::file(path))?;
     parse(path, &text)
 }
 

@@ -7,9 +7,11 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::error::OpenError;
 use crate::json;
@@ -108,9 +110,14 @@ pub(crate) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, 
     }
     let text = &rest[..length as usize];
     let bad_json = |source| OpenError::Json { path: path.into(), source };
-    let raw: BTreeMap<String, serde_json::Value> = json::from_slice(text).map_err(bad_json)?;
-    let (data, mut entries, mut ranges) = (8 + length, BTreeMap::new(), Vec::new());
+    let Named(raw) = json::from_slice(text).map_err(bad_json)?;
+    let data = 8 + length;
+    let (mut entries, mut ranges) = (BTreeMap::<String, Entry>::new(), Vec::new());
     for (name, value) in raw.into_iter().filter(|(name, _)| name != "__metadata__") {
+        if entries.contains_key(&name) {
+            let got = "a second one".to_owned();
+            return Err(shard(Some(&name), "entries", "one of each name".into(), got));
+        }
         let raw: RawEntry = serde_json::from_value(value).map_err(|error| {
             shard(Some(&name), "entry", "dtype, shape, data_offsets".into(), error.to_string())
         })?;
@@ -133,6 +140,7 @@ pub(crate) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, 
         let shape = raw.shape.iter().map(|&dim| dim as usize).collect();
         entries.insert(name, Entry { dtype, shape, offset: data + begin, bytes: end - begin });
     }
+    // Bytes that are no tensor's are passed over: a tensor that is missing is told by its name.
     ranges.sort();
     for pair in ranges.windows(2) {
         if pair[1].0 < pair[0].1 {
@@ -141,4 +149,29 @@ pub(crate) fn read(path: &Path, file: &[u8]) -> Result<BTreeMap<String, Entry>, 
         }
     }
     Ok(entries)
+}
+
+/// The members of an object in their order, those of one name included.
+struct Named(Vec<(String, serde_json::Value)>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Named;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Named(members))
+            }
+        }
+        from.deserialize_map(Members)
+    }
 }

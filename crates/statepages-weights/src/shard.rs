@@ -24,7 +24,7 @@ pub(crate) enum Shard {
 
 impl Shard {
     pub(crate) fn map(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let file = open(path)?;
         #[expect(unsafe_code, reason = "a map is the only way to read a file in place")]
         // SAFETY: the map is private and read-only, so nothing here writes to it; bytes are plain
         // data of which every value is checked after it was copied out, so a change by others
@@ -33,6 +33,19 @@ impl Shard {
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self::Mapped(map))
     }
+}
+
+/// Opens a regular file. Others may be without end, or wait for somebody who never writes.
+fn open(path: &Path) -> io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a regular file"));
+    }
+    File::open(path)
+}
+
+/// The text of a regular file.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    io::read_to_string(open(path)?)
 }
 
 impl Deref for Shard {

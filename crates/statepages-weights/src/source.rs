@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::form::{FP4_GROUP, FP8_BLOCK};
 use crate::header::{self, Dtype, Entry};
 use crate::json;
-use crate::shard::Shard;
+use crate::shard::{Shard, read_text};
 
 /// Names the single file of a directory without an index.
 const SINGLE: &str = "model.safetensors";
@@ -41,8 +41,8 @@ impl Published {
         let (config, quantised) = config::read(&directory.join("config.json"))?;
         let index = directory.join(INDEX);
         let map = if index.exists() {
-            let text = std::fs::read(&index).map_err(OpenError::file(&index))?;
-            let parsed: Index = json::from_slice(&text)
+            let text = read_text(&index).map_err(OpenError::file(&index))?;
+            let parsed: Index = json::from_slice(text.as_bytes())
                 .map_err(|source| OpenError::Json { path: index, source })?;
             Some(parsed.weight_map)
         } else {

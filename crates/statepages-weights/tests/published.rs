@@ -204,6 +204,16 @@ fn faults_of_tensors_are_named() {
     }
 }
 
+/// A file whose header has an empty tensor of the name of one behind it in front.
+fn doubled(whole: &[u8]) -> Vec<u8> {
+    let (length, rest) = whole.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().expect("eight bytes")) as usize;
+    let entry =
+        format!("{{\"head.weight\":{{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}},");
+    let header = [entry.as_bytes(), &rest[1..length]].concat();
+    [&(header.len() as u64).to_le_bytes()[..], &header, &rest[length..]].concat()
+}
+
 #[test]
 fn faults_of_files_are_named() {
     let directory = written(WeightForm::Published, 1);
@@ -213,6 +223,7 @@ fn faults_of_files_are_named() {
         (&whole[..5], "at least 8"),
         (&whole[..100], "bytes of the header"),
         (&whole[..whole.len() - 1], "data_offsets"),
+        (&doubled(&whole), "a second one"),
     ] {
         std::fs::write(&path, bytes).expect("a writable file");
         let text = refused(&directory);

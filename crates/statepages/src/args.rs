@@ -74,7 +74,7 @@ pub(crate) enum Fault {
 
 /// Most slots and threads that are taken for meant: far above any machine, far below what only exhausts one.
 const SLOTS_MAX: i64 = 4_096;
-const THREADS_MAX: i64 = 256;
+pub(crate) const THREADS_MAX: i64 = 256;
 const PAGES_MAX: i64 = 1 << 24;
 const REQUESTS_MAX: u64 = 30_000;
 

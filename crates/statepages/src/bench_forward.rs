@@ -9,7 +9,7 @@ use std::thread::available_parallelism;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use statepages_model::{
 use statepages_page::{ImageRule, PageId, Pages, SlotId};
 use statepages_weights::{RoundedTensors, WeightForm};
 
-use crate::args::{Indexer, Kv};
+use crate::args::{Indexer, Kv, THREADS_MAX};
 
 /// Format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,8 +39,8 @@ pub(crate) enum WeightFormat {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchForwardArgs {
     /// Worker threads of the forward; 0 takes every core
-    #[arg(long, default_value_t = 0)]
-    pub(crate) threads: usize,
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(0..=THREADS_MAX))]
+    pub(crate) threads: u32,
     /// Prompt lengths
     #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
     pub(crate) lengths: Vec<u32>,
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &BenchForwardArgs) -> Result<()> {
     if args.chunk == 0 || args.lengths.contains(&0) || args.batches.contains(&0) {
         bail!("--chunk, --lengths, --batches: expected at least 1, got 0");
     }
-    let threads = match NonZeroUsize::new(args.threads) {
+    let threads = match NonZeroUsize::new(args.threads as usize) {
         Some(threads) => threads,
         None => available_parallelism()?,
     };

@@ -70,7 +70,10 @@ impl Texts {
 
     fn of_directory(directory: &Path) -> Result<Self> {
         let read = |name: &str| {
-            fs::read_to_string(directory.join(name)).with_context(|| format!("cannot read {name}"))
+            let path = directory.join(name);
+            let file = path.is_file() || !path.exists();
+            anyhow::ensure!(file, "cannot read {name}: expected a regular file");
+            fs::read_to_string(path).with_context(|| format!("cannot read {name}"))
         };
         let config = read("config.json")?;
         if !directory.join("tokenizer.json").exists() {
