@@ -28,6 +28,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -243,12 +244,15 @@ def judge(numbers, results):
 
 
 def document(summary, lines):
-    proofs = "\n".join(f"- *{what}*: {proof}" for what, proof in EQUIVALENT.items())
+    def wrap(text):
+        return textwrap.fill(text, 160, break_long_words=False, break_on_hyphens=False)
+
+    proofs = "\n".join(wrap(f"- *{what}*: {proof}") for what, proof in EQUIVALENT.items())
     (ROOT / "docs" / "mutants.md").write_text(
         "# Mutants\n\nOne deliberate fault at a time, and which suites see it (`x`; `deep`: only the simulator's "
         "standard run or the larger small worlds,\nwhich run where no other suite has seen the mutant). Written by "
         "`tools/mutants.py`, where the suites are described.\n\n"
-        f"{summary}\n\n" + "\n".join(lines) + f"\n\nEquivalent:\n\n{proofs}\n")
+        f"{wrap(summary)}\n\n" + "\n".join(lines) + f"\n\nEquivalent:\n\n{proofs}\n")
 
 
 def arguments():
