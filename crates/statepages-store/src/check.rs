@@ -27,9 +27,7 @@ impl ControlPlane {
             let live = self.pool.shares(page) > 0;
             assert!(live || self.pool.is_cached(page), "{page} is found and holds no content");
         }
-        let cached =
-            std::iter::successors(self.pool.oldest_cached(), |&page| self.pool.cached_after(page));
-        for page in cached {
+        for page in self.pool.cached_pages() {
             assert!(self.index.key(page).is_some(), "cached {page} is found by the index");
         }
         for slot in self.restores.slots() {

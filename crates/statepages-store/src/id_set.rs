@@ -49,14 +49,7 @@ impl IdSet {
     /// Takes out a member.
     pub(crate) fn remove(&mut self, id: u32) {
         debug_assert!(self.contains(id));
-        let mut at = id as usize;
-        for level in &mut self.levels {
-            level[at / 64] &= !(1 << (at % 64));
-            if level[at / 64] != 0 {
-                break;
-            }
-            at /= 64;
-        }
+        clear(&mut self.levels, id as usize);
         self.len -= 1;
     }
 
@@ -80,16 +73,7 @@ impl IdSet {
     /// Takes out the lowest member.
     pub(crate) fn take_first(&mut self) -> Option<u32> {
         let first = self.first()?;
-        let mut at = first as usize / 64;
-        for level in &mut self.levels {
-            // The lowest member's bit is the lowest of its word, on each level.
-            level[at] &= level[at] - 1;
-            if level[at] != 0 {
-                break;
-            }
-            at /= 64;
-        }
-        self.len -= 1;
+        self.remove(first);
         Some(first)
     }
 
@@ -100,7 +84,7 @@ impl IdSet {
         let mut left = count;
         while left > 0 {
             let (words, above) = self.levels.split_first_mut().expect("there is a level");
-            let mut at = lowest(above) as usize;
+            let at = lowest(above) as usize;
             let mut word = words[at];
             while word != 0 && left > 0 {
                 taken(at as u32 * 64 + word.trailing_zeros());
@@ -111,14 +95,20 @@ impl IdSet {
             if word != 0 {
                 break;
             }
-            for level in above {
-                level[at / 64] &= !(1 << (at % 64));
-                if level[at / 64] != 0 {
-                    break;
-                }
-                at /= 64;
-            }
+            clear(above, at);
         }
+    }
+}
+
+/// Takes a number out of a level and, with each word that this leaves empty, its bit out of the level
+/// above.
+fn clear(levels: &mut [Vec<u64>], mut at: usize) {
+    for level in levels {
+        level[at / 64] &= !(1 << (at % 64));
+        if level[at / 64] != 0 {
+            break;
+        }
+        at /= 64;
     }
 }
 

@@ -166,11 +166,6 @@ impl PagePool {
         self.cached.iter().map(PageId::new)
     }
 
-    pub(crate) fn cached_after(&self, page: PageId) -> Option<PageId> {
-        assert!(self.is_cached(page), "{page} is cached");
-        self.cached.after(page.raw()).map(PageId::new)
-    }
-
     /// Takes the lowest vacant page.
     pub fn hold_vacant(&mut self) -> Option<PageId> {
         let id = self.vacant.take_first()?;

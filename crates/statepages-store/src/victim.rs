@@ -238,11 +238,6 @@ impl VictimView<'_> {
         self.pool.cached_pages()
     }
 
-    /// The cached page freed next after `page`, which is cached itself.
-    pub fn page_after(&self, page: PageId) -> Option<PageId> {
-        self.pool.cached_after(page)
-    }
-
     /// The eligible checkpoint used longest ago.
     pub fn oldest_checkpoint(&self) -> Option<CheckpointId> {
         self.store.oldest_evictable(self.protected)

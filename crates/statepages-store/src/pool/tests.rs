@@ -72,11 +72,9 @@ impl Naive {
         assert_eq!(real.held(), count(|k| k == Kind::Held));
         assert_eq!(real.live(), count(|k| matches!(k, Kind::Live(_))));
         assert_eq!(real.raw(), count(|k| matches!(k, Kind::Raw(..))));
-        let order: Vec<usize> =
-            std::iter::successors(real.oldest_cached(), |&page| real.cached_after(page))
-                .map(PageId::index)
-                .collect();
+        let order: Vec<usize> = real.cached_pages().map(PageId::index).collect();
         assert_eq!(order, self.order);
+        assert_eq!(real.oldest_cached().map(PageId::index), order.first().copied());
         for (at, kind) in self.pages.iter().enumerate() {
             let page = PageId::new(at as u32);
             let shares = if let Kind::Live(shares) = kind { *shares } else { 0 };

@@ -549,11 +549,10 @@ impl VictimPolicy for Whim {
     }
 
     fn next_victim(&mut self, view: &VictimView<'_>, purpose: Purpose) -> Option<Victim> {
-        let pages = std::iter::successors(view.oldest_page(), |&page| view.page_after(page));
         let records =
             std::iter::successors(view.oldest_checkpoint(), |&id| view.checkpoint_after(id));
         let all: Vec<Victim> =
-            pages.map(Victim::Page).chain(records.map(Victim::Checkpoint)).collect();
+            view.pages().map(Victim::Page).chain(records.map(Victim::Checkpoint)).collect();
         let mut shown = 0;
         for victim in &all {
             match victim {
