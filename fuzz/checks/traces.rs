@@ -18,12 +18,12 @@ pub(crate) fn check(bytes: &[u8]) {
     let tokenizer = write("tokenizer.json", TOKENIZER.as_bytes());
     let texts = Texts::load(&tokenizer).expect("a sound tokenizer");
     let path = write("trace.jsonl", bytes);
-    let watch = Watch { now: &|| 0, progress: &|_, _, _| {} };
-    let _refused_or_trace = jsonl(&path, None, 3, &watch);
-    let _refused_or_trace = jsonl(&path, Some(&texts), 3, &watch);
+    let _refused_or_trace = jsonl(&path, None, 3, &Watch::QUIET);
+    let _refused_or_trace = jsonl(&path, Some(&texts), 3, &Watch::QUIET);
     let _refused_or_trace = mooncake(&path, None);
-    let _refused_or_trace = lmcache(directory.path(), &texts, 2, None, &watch);
+    let _refused_or_trace = lmcache(directory.path(), &texts, 2, None, &Watch::QUIET);
     write("train.jsonl", bytes);
     write("test.jsonl", bytes);
-    let _refused_or_trace = gsm8k64(directory.path(), Draws::Fresh { seed: 1 }, &texts, 3, &watch);
+    let _refused_or_trace =
+        gsm8k64(directory.path(), Draws::Fresh { seed: 1 }, &texts, 3, &Watch::QUIET);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use statepages_store::{StateRuntime, WireValue};
 
 /// Names that mean something, so that the fuzzer need not guess them.
-const NAMES: [&str; 13] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "version",
     "transfer",
     "checkpoint_spec",
@@ -16,10 +16,15 @@ const NAMES: [&str; 13] = [
     "slot_bytes",
     "image_bytes",
     "layout_id",
-    "copy",
-    "fork",
-    "none",
 ];
+
+/// Values that mean something.
+const KINDS: [&str; 3] = ["copy", "fork", "none"];
+
+fn name(number: u8) -> String {
+    let at = usize::from(number) % (FIELDS.len() + KINDS.len());
+    FIELDS.iter().chain(&KINDS).nth(at).copied().expect("a number of a name").to_owned()
+}
 
 fn value(bytes: &mut &[u8], depth: u32) -> WireValue {
     let Some((&kind, rest)) = bytes.split_first() else { return WireValue::Null };
@@ -28,7 +33,7 @@ fn value(bytes: &mut &[u8], depth: u32) -> WireValue {
         0 => WireValue::Null,
         1 => WireValue::Bool(kind > 127),
         2 => WireValue::Int(i64::from(kind) - 100),
-        3 => WireValue::Str(NAMES[usize::from(kind) % NAMES.len()].to_owned()),
+        3 => WireValue::Str(name(kind)),
         4 => {
             let (number, rest) = bytes.split_at(bytes.len().min(8));
             *bytes = rest;
@@ -38,18 +43,23 @@ fn value(bytes: &mut &[u8], depth: u32) -> WireValue {
         _ => {
             let mut fields = BTreeMap::new();
             for _ in 0..kind / 6 % 6 {
-                let name = bytes.first().map_or(0, |&byte| usize::from(byte));
+                let field = name(bytes.first().copied().unwrap_or_default());
                 *bytes = bytes.get(1..).unwrap_or_default();
-                fields.insert(NAMES[name % NAMES.len()].to_owned(), value(bytes, depth - 1));
+                fields.insert(field, value(bytes, depth - 1));
             }
             WireValue::Map(fields)
         }
     }
 }
 
+/// The check, on a tree that is made of bytes.
 pub(crate) fn check(bytes: &[u8]) {
     let mut rest = bytes;
-    if let Ok(runtime) = StateRuntime::from_wire(&value(&mut rest, 3)) {
+    check_value(&value(&mut rest, 3));
+}
+
+pub(crate) fn check_value(wire: &WireValue) {
+    if let Ok(runtime) = StateRuntime::from_wire(wire) {
         assert_eq!(StateRuntime::from_wire(&runtime.to_wire()), Ok(runtime));
     }
 }

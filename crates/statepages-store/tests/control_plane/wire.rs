@@ -1,12 +1,16 @@
 //! The wire form of a runtime: strict, versioned, and every refusal names both sides.
 
+#[path = "../../../../fuzz/checks/wire.rs"]
+mod check;
+#[path = "../../../../fuzz/checks/interval.rs"]
+mod interval;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use statepages_page::{BlockSize, Bytes, LayoutId};
+use statepages_page::{Bytes, LayoutId};
 use statepages_store::{
-    CheckpointInterval, CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError,
-    WireValue,
+    CheckpointSpec, StateRuntime, StateTransfer, SuccessorRoom, WireError, WireValue,
 };
 
 fn layout(id: &str) -> LayoutId {
@@ -170,18 +174,7 @@ fn any_wire() -> impl Strategy<Value = WireValue> {
         prop_oneof!["copy", "fork", "none", "v1", ""].prop_map(WireValue::Str),
     ];
     leaf.prop_recursive(3, 24, 5, |inner| {
-        let name = prop::sample::select(vec![
-            "version",
-            "transfer",
-            "checkpoint_spec",
-            "kind",
-            "fork_tokens",
-            "paged_layout_id",
-            "page_unit_bytes",
-            "slot_bytes",
-            "image_bytes",
-            "layout_id",
-        ]);
+        let name = prop::sample::select(&check::FIELDS[..]);
         prop::collection::btree_map(name.prop_map(str::to_owned), inner, 0..6)
             .prop_map(WireValue::Map)
     })
@@ -213,24 +206,23 @@ proptest! {
                 map.insert(name, value);
             }
         }
-        if let Ok(runtime) = StateRuntime::from_wire(&wire) {
-            prop_assert_eq!(StateRuntime::from_wire(&runtime.to_wire()), Ok(runtime));
-        }
+        check::check_value(&wire);
+    }
+
+    /// The same, of what bytes make, as the fuzz target has it.
+    #[test]
+    fn fuzz_any_wire_bytes_are_refused_or_come_back_the_same(
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        check::check(&bytes);
     }
 
     /// The stable twin of the fuzz target `interval`.
     #[test]
     fn fuzz_any_interval_is_refused_or_no_finer_than_a_block(
         tokens in prop_oneof![any::<i64>(), -3..70_000i64],
-        block in 1..5_000u32,
+        block in prop_oneof![any::<u32>(), 0..5_000u32, 0..300u32],
     ) {
-        let block = BlockSize::new(block).unwrap();
-        if let Ok((CheckpointInterval::Grid(blocks), snapped)) =
-            CheckpointInterval::parse(tokens, block)
-        {
-            let used = i64::from(blocks.get()) * i64::from(block.get());
-            prop_assert!(used > 0 && used <= tokens);
-            prop_assert_eq!(snapped.is_some(), used != tokens);
-        }
+        interval::check(tokens, block);
     }
 }
