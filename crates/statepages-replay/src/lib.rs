@@ -34,6 +34,6 @@ pub use mooncake::mooncake;
 pub use plot::{Line, PlotError, plot};
 pub use policy::Policy;
 pub use replay::{Pace, Phase, Run, Server, replay};
-pub use text::{Texts, from_json};
+pub use text::Texts;
 pub use trace::{Ask, Order, Piece, Prompt, Reply, Trace};
 pub use watch::{Stage, Watch};

@@ -64,7 +64,7 @@ pub(crate) fn read(path: &Path) -> Result<String, TraceError> {
 }
 
 /// Reads one JSON value; errors name the field.
-pub fn from_json<T: serde::de::DeserializeOwned>(
+fn from_json<T: serde::de::DeserializeOwned>(
     text: &str,
 ) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
     let mut json = serde_json::Deserializer::from_str(text);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use statepages_page::{BatchId, RequestId};
 
 /// A residency: the request, and which of its admissions it came from.
-pub(crate) type Resident = (RequestId, u64);
+type Resident = (RequestId, u64);
 
 /// Rows in flight, and what failed batches have cost within a turn.
 #[derive(Debug, Default)]

@@ -28,5 +28,6 @@ pub use error::OpenError;
 pub use form::{RoundedTensors, WeightForm};
 pub use json::JsonError;
 pub use memory::available_memory;
+pub use shard::read_text;
 pub use source::Published;
 pub use write::{WriteError, write_published};

@@ -43,8 +43,8 @@ fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// The text of a regular file.
-pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+/// The text of a regular file: one that is none, such as a pipe, is refused and not waited for.
+pub fn read_text(path: &Path) -> io::Result<String> {
     io::read_to_string(open(path)?)
 }
 

@@ -230,6 +230,14 @@ fn faults_of_files_are_named() {
     }
     std::fs::remove_file(&path).expect("a file");
     assert!(refused(&directory).contains("model.safetensors"));
+    for name in ["model.safetensors", "config.json", "model.safetensors.index.json"] {
+        let directory = written(WeightForm::Published, 1);
+        let path = directory.path().join(name);
+        std::fs::remove_file(&path).ok();
+        std::os::unix::fs::symlink("/dev/zero", &path).expect("a link");
+        let text = refused(&directory);
+        assert!(text.contains(name) && text.contains("expected a regular file"), "{text}");
+    }
 
     let directory = written(WeightForm::Published, 3);
     let path = directory.path().join("model.safetensors.index.json");

@@ -1,12 +1,12 @@
 //! Texts and token ids: the built-in model's tokenizer, that of a model's directory, or bytes.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use statepages_mini::World;
+use statepages_weights::read_text;
 
 use crate::args::EngineArgs;
 
@@ -70,10 +70,7 @@ impl Texts {
 
     fn of_directory(directory: &Path) -> Result<Self> {
         let read = |name: &str| {
-            let path = directory.join(name);
-            let file = path.is_file() || !path.exists();
-            anyhow::ensure!(file, "cannot read {name}: expected a regular file");
-            fs::read_to_string(path).with_context(|| format!("cannot read {name}"))
+            read_text(&directory.join(name)).with_context(|| format!("cannot read {name}"))
         };
         let config = read("config.json")?;
         if !directory.join("tokenizer.json").exists() {
