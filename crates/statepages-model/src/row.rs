@@ -22,7 +22,7 @@
 use half::bf16;
 use statepages_geometry::{IndexerFormat, KvFormat};
 
-use crate::kernel::lanes::{Kernel, LANES, Lanes, Machine};
+use crate::kernel::lanes::{Kernel, LANES, Lanes, Machine, e4m3_times};
 use crate::minifloat::{
     E2M1_MAX, E4M3_MAX, e2m1_from_f32, e2m1_to_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least,
     e8m0_reciprocal, e8m0_to_f32, largest,
@@ -234,12 +234,9 @@ impl RowFormat {
 #[inline(always)]
 fn load_e4m3<L: Lanes>(l: L, codes: &[u8], by: f32, row: &mut [f32]) {
     assert_eq!(codes.len(), row.len(), "a row has its format's bytes");
-    let (blocks, few) = row.as_chunks_mut::<LANES>();
-    let (codes, rest) = codes.as_chunks::<LANES>();
-    let factor = l.splat(by);
-    for (block, codes) in blocks.iter_mut().zip(codes) {
-        l.store(block, l.mul(l.e4m3(codes), factor));
-    }
+    let (blocks, few) = row.as_chunks_mut::<{ 2 * LANES }>();
+    let (codes, rest) = codes.as_chunks();
+    e4m3_times(l, codes, by, bytemuck::cast_slice_mut(blocks));
     few.iter_mut().zip(rest).for_each(|(x, code)| *x = e4m3_to_f32(*code) * by);
 }
 

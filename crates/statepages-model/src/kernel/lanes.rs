@@ -125,10 +125,11 @@ pub(crate) trait Lanes: Copy {
         self.load(&each(|i| f32::from_bits(u32::from(halves[i]) << 16)))
     }
 
-    /// The numbers of sixteen e4m3 codes.
+    /// The numbers of thirty-two e4m3 codes, divided by 256.
     #[inline(always)]
-    fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
-        self.load(&each(|i| e4m3_to_f32(codes[i])))
+    fn e4m3_over_256(self, codes: &[u8; 2 * LANES]) -> [Self::V; 2] {
+        let number = |i: usize| e4m3_to_f32(codes[i]) * (1.0 / 256.0);
+        [self.load(&each(number)), self.load(&each(|i| number(LANES + i)))]
     }
 
     /// The numbers of sixteen e2m1 codes in the low four bits, and of those in the high four.
@@ -174,6 +175,27 @@ pub(crate) trait Lanes: Copy {
     #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         self.select_less(b, a, b, a)
+    }
+}
+
+/// The numbers of e4m3 codes times `by`, a power of two, each product rounded once.
+#[inline(always)]
+pub(crate) fn e4m3_times<L: Lanes>(
+    l: L,
+    codes: &[[u8; 2 * LANES]],
+    by: f32,
+    out: &mut [[[f32; LANES]; 2]],
+) {
+    let whole = by * 256.0;
+    for (out, codes) in out.iter_mut().zip(codes) {
+        for (out, v) in out.iter_mut().zip(l.e4m3_over_256(codes)) {
+            let v = if whole.is_finite() {
+                l.mul(v, l.splat(whole))
+            } else {
+                l.mul(l.mul(v, l.splat(256.0)), l.splat(by))
+            };
+            l.store(out, v);
+        }
     }
 }
 
@@ -267,7 +289,6 @@ mod x86 {
     use pulp::x86::{V3, V4};
 
     use super::{LANES, Lanes, Simd};
-    use crate::minifloat::E4M3_MAX;
 
     /// Two registers of eight lanes.
     #[derive(Clone, Copy)]
@@ -347,17 +368,19 @@ mod x86 {
         }
 
         /// A half-precision number has e4m3's fields, but one exponent bit more at the top: the
-        /// bits between, subnormals included, mean the same times 2^-8. NaN's code comes out as 480,
-        /// the one number beyond 448.
+        /// bits between, subnormals included, mean the same times 2^-8. NaN's code becomes half
+        /// precision's NaN by an addition that leaves the sign alone.
         #[inline(always)]
-        fn e4m3(self, codes: &[u8; LANES]) -> Self::V {
-            let (s, avx2) = (self.0, self.0.avx2);
-            let signed = avx2._mm256_cvtepi8_epi16(cast(*codes));
-            let shifted = avx2._mm256_slli_epi16::<7>(signed);
-            let half = avx2._mm256_and_si256(shifted, cast([0xbf80u16; LANES]));
-            let x = self.mul(pulp::cast(s.avx512f._mm512_cvtph_ps(half)), s.splat_f32s(256.0));
-            let x = self.select_less(self.splat(E4M3_MAX), x, self.splat(f32::NAN), x);
-            self.select_less(x, self.splat(-E4M3_MAX), self.splat(-f32::NAN), x)
+        fn e4m3_over_256(self, codes: &[u8; 2 * LANES]) -> [Self::V; 2] {
+            const NAN: u16 = 0x3f80;
+            let (f, bw) = (self.0.avx512f, self.0.avx512bw);
+            let all = |word: u16| cast([word; 2 * LANES]);
+            let shifted = bw._mm512_slli_epi16::<7>(bw._mm512_cvtepi8_epi16(cast(*codes)));
+            let half = f._mm512_and_si512(shifted, all(0x8000 | NAN));
+            let nan = bw._mm512_cmpeq_epi16_mask(f._mm512_and_si512(half, all(NAN)), all(NAN));
+            let half = bw._mm512_mask_add_epi16(half, nan, half, all(0x7e00 - NAN));
+            let [low, high]: [core::arch::x86_64::__m256i; 2] = cast(half);
+            [pulp::cast(f._mm512_cvtph_ps(low)), pulp::cast(f._mm512_cvtph_ps(high))]
         }
 
         #[inline(always)]
@@ -510,11 +533,20 @@ mod tests {
             for codes in codes.as_chunks::<LANES>().0 {
                 let [low, high] = l.e2m1(codes);
                 let [first, second] = l.interleave(low, high);
-                for v in [l.e4m3(codes), low, high, first, second] {
+                for v in [low, high, first, second] {
                     let mut lanes = [0.0; LANES];
                     l.store(&mut lanes, v);
                     self.0.extend(lanes.map(f32::to_bits));
                 }
+            }
+            // 2^127 times 256 is no number, while many codes times 2^127 are.
+            for by in [1.0, 0.5f32.powi(126) / 2.0, 2f32.powi(119), 2f32.powi(127)] {
+                let codes = codes.as_chunks::<{ 2 * LANES }>().0;
+                let mut out = vec![[[0.0; LANES]; 2]; codes.len()];
+                e4m3_times(l, codes, by, &mut out);
+                let want = codes.as_flattened().iter().map(|&code| e4m3_to_f32(code) * by);
+                let got = out.as_flattened().as_flattened().iter().copied();
+                assert!(got.map(f32::to_bits).eq(want.map(f32::to_bits)), "times {by}");
             }
         }
     }
@@ -527,7 +559,7 @@ mod tests {
             bits
         };
         let want = all(Machine::Scalar);
-        assert_eq!(want.len(), 5 * 256);
+        assert_eq!(want.len(), 4 * 256);
         for isa in [Isa::Avx2, Isa::Avx512] {
             let Ok(machine) = Machine::new(isa) else { continue };
             assert_eq!(all(machine), want, "{isa:?}");

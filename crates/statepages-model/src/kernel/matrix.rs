@@ -4,7 +4,7 @@
 //! when a block of them is at hand. So formats differ in memory and speed, never in a bit.
 
 use super::gemm::{BLOCK, PANEL, WIDTH};
-use super::lanes::{LANES, Lanes};
+use super::lanes::{LANES, Lanes, e4m3_times};
 use crate::minifloat::{e2m1_to_f32, e4m3_to_f32, e8m0_to_f32};
 
 /// Rows and columns of a block of fp8 weights that share a scale.
@@ -177,6 +177,11 @@ impl Matrix {
         self.k
     }
 
+    /// How many panels the outputs lie in.
+    pub(super) fn panels(&self) -> usize {
+        self.n.div_ceil(WIDTH)
+    }
+
     /// True where blocks are multiplied as they are stored.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self.panels, Panels::F32(_))
@@ -215,7 +220,7 @@ impl Matrix {
                 let scales = &scales[panel * self.k.div_ceil(FP8_BLOCK) + k0 / FP8_BLOCK..];
                 let blocks = codes[first..][..len].chunks(FP8_BLOCK);
                 for ((codes, &scale), out) in blocks.zip(scales).zip(out.chunks_mut(FP8_BLOCK)) {
-                    from_fp8(l, codes, scale, out);
+                    e4m3_times(l, codes, scale, out);
                 }
             }
             Panels::Fp4 { codes, scales } => {
@@ -235,17 +240,6 @@ fn from_bf16<L: Lanes>(l: L, halves: &[[[u16; LANES]; PANEL]], out: &mut [Column
     for (out, halves) in out.iter_mut().zip(halves) {
         for p in 0..PANEL {
             l.store(&mut out[p], l.bf16(&halves[p]));
-        }
-    }
-}
-
-#[inline(always)]
-fn from_fp8<L: Lanes>(l: L, codes: &[[u8; WIDTH]], scale: f32, out: &mut [Column]) {
-    let scale = l.splat(scale);
-    for (out, codes) in out.iter_mut().zip(codes) {
-        let codes = codes.as_chunks().0;
-        for p in 0..PANEL {
-            l.store(&mut out[p], l.mul(l.e4m3(&codes[p]), scale));
         }
     }
 }
