@@ -1,10 +1,10 @@
 //! The forward: batches of chunks in, logits out; state lives in pages and slots alone.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use rayon::prelude::*;
 use statepages_copy::HostArena;
 use statepages_geometry::Dsv4Geometry;
 use statepages_page::SlotId;
@@ -12,25 +12,51 @@ use statepages_page::SlotId;
 use crate::batch::{ForwardError, Logits, Plan, SequenceChunk, Span};
 use crate::choice::{Choices, OwnChoices};
 use crate::config::ModelConfig;
-use crate::kernel::gemm::{Rows, RowsMut, gemm};
+use crate::crew::{Crew, Hands, PerThread};
+use crate::kernel::gemm::{Product, products, rows, rows_mut};
 use crate::kernel::lanes::{Isa, IsaUnavailable, Machine};
 use crate::kernel::matrix::Matrix;
 use crate::moe::Experts;
-use crate::pass::{Core, Pass, PerThread};
+use crate::pass::{Core, Pass};
 use crate::state::{Entries, Tiles, store_window};
-use crate::tile::{Rows32, Tile, Work, enter};
+use crate::tile::{Cached, Inside, Rows32, Spare, Tile, Work, enter, entrances};
 use crate::weights::{DraftWeights, HyperWeights, Weights};
 
 /// Most tokens of a tile: enough rows to reuse a weight panel and to give every expert some, few
 /// enough to stay in a core's cache.
 const TILE_TOKENS: usize = 96;
 
-/// Tokens of a tile: as many tiles for every thread, of about equal length.
-fn tile_len(tokens: usize, threads: usize) -> usize {
-    let rounds = tokens.div_ceil(threads).div_ceil(TILE_TOKENS).max(1);
-    let len = tokens.div_ceil(threads * rounds);
-    // A product takes rows by fours and twelves.
-    if len > 12 { len.next_multiple_of(4) } else { len.max(1) }
+/// Most tokens that all threads compute together. A product of so few rows waits for its weights, so
+/// each thread fetches some of them for all rows; with more, each computes tiles of its own.
+const TOGETHER: usize = 32;
+
+/// How the threads share the tokens of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sharing {
+    /// Tokens of a tile.
+    tile_len: usize,
+    /// Threads that have work.
+    all: Hands,
+    /// Who shares the tiles.
+    tiles: Hands,
+    /// Who shares the work inside of a tile.
+    inside: Hands,
+}
+
+impl Sharing {
+    fn new(tokens: usize, threads: usize) -> Self {
+        if tokens <= TOGETHER {
+            let all = Hands::new(threads.min(tokens));
+            return Self { tile_len: tokens.max(1), all, tiles: Hands::ONE, inside: all };
+        }
+        // As many tiles for every thread, of about equal length.
+        let rounds = tokens.div_ceil(threads).div_ceil(TILE_TOKENS);
+        let len = tokens.div_ceil(threads * rounds);
+        // A product takes rows by fours and twelves.
+        let tile_len = if len > 12 { len.next_multiple_of(4) } else { len };
+        let all = Hands::new(threads.min(tokens.div_ceil(tile_len)));
+        Self { tile_len, all, tiles: all, inside: Hands::ONE }
+    }
 }
 
 /// How a model is run. Shows in no bit of the logits.
@@ -106,8 +132,8 @@ type Ended<'a> = &'a mut (dyn FnMut(Phase) + Send);
 /// A DSV4 trunk with its weights, threads and scratch. Holds no request's state.
 pub struct Model {
     core: Core,
-    pool: rayon::ThreadPool,
-    threads: usize,
+    crew: Crew,
+    spare: PerThread<Spare>,
     /// True where a draft may follow a forward.
     drafting: bool,
     scratch: Scratch,
@@ -136,16 +162,13 @@ impl Model {
             return Err(ModelError::Geometry);
         }
         let machine = Machine::new(options.isa).map_err(ModelError::Isa)?;
-        let threads = options.threads.get();
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("model-{i}"))
-            .build()
-            .map_err(|error| ModelError::Threads(error.to_string()))?;
+        let crew = Crew::new(options.threads);
+        let crew = crew.map_err(|error| ModelError::Threads(error.to_string()))?;
+        let threads = crew.threads();
         Ok(Self {
             core: Core::new(weights, geometry.clone(), machine),
-            pool,
-            threads,
+            crew,
+            spare: PerThread::new(threads),
             drafting: false,
             scratch: Scratch {
                 tiles: Vec::new(),
@@ -176,22 +199,23 @@ impl Model {
     /// Runs a fixed load of the forward's own matrix kernel, alone, on all threads, and returns its
     /// floating-point operations: the yardstick of the forward's speed.
     pub fn run_products(&mut self) -> u64 {
-        let (rows, n, k) = (48, 256, 512);
-        let (tiles, rounds) = (2 * self.threads, 64);
+        let (count, n, k) = (48, 256, 512);
+        let (threads, rounds) = (self.crew.threads(), 64);
+        let tiles = 2 * threads;
         let machine = self.core.machine;
         let weights = Matrix::pack(n, k, &vec![0.5; n * k]);
-        self.pool.install(|| {
-            (0..tiles).into_par_iter().for_each(|_| {
-                let a = vec![0.25; rows * k];
-                let mut c = vec![0.0; rows * n];
+        self.crew.run(threads, || {
+            Hands::new(threads).each(0..tiles, |_| {
+                let data = vec![0.25; count * k];
+                let mut c = vec![0.0; count * n];
                 for _ in 0..rounds {
-                    let a = Rows { data: &a, stride: k };
-                    gemm(machine, rows, a, &weights, RowsMut { data: &mut c, stride: n });
-                    std::hint::black_box(&c);
+                    let (a, c) = (rows(&data, k, k), rows_mut(&mut c, n, n));
+                    products(machine, Hands::ONE, vec![Product { a, w: &weights, c }]);
+                    std::hint::black_box(&data);
                 }
             });
         });
-        (2 * tiles * rounds * rows * n * k) as u64
+        (2 * tiles * rounds * count * n * k) as u64
     }
 
     /// Computes the batch's tokens: reads and writes the sequences' slots and pages, and puts the
@@ -240,19 +264,21 @@ impl Model {
         batch: &[SequenceChunk<'_>],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, drafting, scratch, forwarded } = self;
+        let Self { core, crew, spare, drafting, scratch, forwarded } = self;
         forwarded.clear();
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
-        let tile_len = tile_len(plan.tokens.len(), *threads);
-        pool.install(|| {
-            scratch.start(core, &plan, tile_len);
+        let sharing = Sharing::new(plan.tokens.len(), crew.threads());
+        let inside = Inside { hands: sharing.inside, spares: spare };
+        crew.run(sharing.all.count(), || {
+            scratch.start(core, &plan, sharing);
             let layers = core.weights.layers.len();
             for layer in 0..layers {
                 let last = layer + 1 == layers && !*drafting;
-                let pass = Pass::new(core, &plan, choices, layer, last);
-                scratch.layer(&pass, tile_len, arena, ended);
+                let pass = Pass::new(core, &plan, choices, (sharing.all, inside), (layer, last));
+                scratch.layer(&pass, sharing, arena, ended);
             }
-            scratch.head(core, &plan, (&core.weights.hc_head, &core.weights.norm), out);
+            let head = (&core.weights.hc_head, &core.weights.norm[..]);
+            scratch.head(core, &plan, head, (sharing.tiles, inside), out);
             ended(Phase::Head);
         });
         forwarded.extend(plan.spans.iter().map(Span::place));
@@ -272,7 +298,7 @@ impl Model {
         next: &[u32],
         out: &mut Logits,
     ) -> Result<(), ForwardError> {
-        let Self { core, pool, threads, drafting, scratch, forwarded } = self;
+        let Self { core, crew, spare, drafting, scratch, forwarded } = self;
         let draft = core.weights.draft.as_ref().ok_or(ForwardError::NoDraftLayer)?;
         if !*drafting {
             return Err(ForwardError::NotDrafting);
@@ -284,38 +310,53 @@ impl Model {
         }
         let plan = plan.draft(&core.config, next)?;
         forwarded.clear();
-        let tile_len = tile_len(plan.tokens.len(), *threads);
-        pool.install(|| {
-            scratch.start_draft(core, draft, &plan, tile_len);
-            let pass = Pass::new(core, &plan, &OwnChoices, core.weights.layers.len(), true);
-            scratch.layer(&pass, tile_len, arena, &mut |_| {});
-            scratch.head(core, &plan, (&draft.hc_head, &draft.norm), out);
+        let sharing = Sharing::new(plan.tokens.len(), crew.threads());
+        let inside = Inside { hands: sharing.inside, spares: spare };
+        crew.run(sharing.all.count(), || {
+            scratch.start_draft(core, draft, &plan, sharing);
+            let layer = (core.weights.layers.len(), true);
+            let pass = Pass::new(core, &plan, &OwnChoices, (sharing.all, inside), layer);
+            scratch.layer(&pass, sharing, arena, &mut |_| {});
+            let head = (&draft.hc_head, &draft.norm[..]);
+            scratch.head(core, &plan, head, (sharing.tiles, inside), out);
         });
         Ok(())
     }
 }
 
 impl Scratch {
-    fn start(&mut self, core: &Core, plan: &Plan<'_>, tile_len: usize) {
-        self.tiles.resize_with(plan.tokens.len().div_ceil(tile_len), Tile::default);
-        let chunks = plan.tokens.par_chunks(tile_len);
-        self.tiles.par_iter_mut().zip(chunks).for_each(|(tile, tokens)| tile.start(core, tokens));
+    fn start(&mut self, core: &Core, plan: &Plan<'_>, sharing: Sharing) {
+        self.tiles.resize_with(plan.tokens.len().div_ceil(sharing.tile_len), Tile::default);
+        let tiles = self.tiles.iter_mut().zip(plan.tokens.chunks(sharing.tile_len));
+        sharing.tiles.each(tiles, |(tile, tokens)| tile.start(core, tokens, sharing.inside));
     }
 
-    fn start_draft(&mut self, core: &Core, draft: &DraftWeights, plan: &Plan<'_>, tile_len: usize) {
+    fn start_draft(
+        &mut self,
+        core: &Core,
+        draft: &DraftWeights,
+        plan: &Plan<'_>,
+        sharing: Sharing,
+    ) {
         let works = &self.work;
-        let chunks = plan.tokens.par_chunks(tile_len);
-        self.tiles.par_iter_mut().zip(chunks).for_each(|(tile, tokens)| {
-            works.with(|work| tile.start_draft(core, draft, tokens, work));
+        let tiles = self.tiles.iter_mut().zip(plan.tokens.chunks(sharing.tile_len));
+        sharing.tiles.each(tiles, |(tile, tokens)| {
+            works.with(|work| tile.start_draft(core, draft, tokens, sharing.inside, work));
         });
     }
 
-    fn layer(&mut self, pass: &Pass<'_>, tile_len: usize, arena: &mut HostArena, ended: Ended<'_>) {
+    fn layer(
+        &mut self,
+        pass: &Pass<'_>,
+        sharing: Sharing,
+        arena: &mut HostArena,
+        ended: Ended<'_>,
+    ) {
         let Self { tiles, work, entries, keys, entry_rows, window_rows, experts } = self;
-        let work = &*work;
+        let (work, tile_len) = (&*work, sharing.tile_len);
         let each = |tiles: &mut [Tile], phase: &(dyn Fn(&mut Tile, &mut Work) + Sync)| {
-            let busy = tiles.par_iter_mut().filter(|tile| !tile.tokens.is_empty());
-            busy.for_each(|tile| work.with(|work| phase(tile, work)));
+            let busy = tiles.iter_mut().filter(|tile| !tile.tokens.is_empty());
+            sharing.tiles.each(busy, |tile| work.with(|work| phase(tile, work)));
         };
         each(tiles, &|tile, work| tile.project(pass, work));
         ended(Phase::Project);
@@ -341,10 +382,10 @@ impl Scratch {
         window_rows.read_window(pass, done, arena);
         store_window(pass, done, arena);
         ended(Phase::Read);
-        let arena = &*arena;
-        each(tiles, &|tile, work| tile.attend(pass, work, arena, entry_rows, window_rows));
+        let cached = Cached { arena, entries: entry_rows, window: window_rows };
+        each(tiles, &|tile, work| tile.attend(pass, work, &cached));
         ended(Phase::Attend);
-        each(tiles, &|tile, work| tile.route(pass, work));
+        each(tiles, &|tile, _| tile.route(pass));
         experts.compute(pass, tiles, work);
         each(tiles, &|tile, work| tile.mix(pass, work, experts));
         ended(Phase::Experts);
@@ -356,6 +397,7 @@ impl Scratch {
         core: &Core,
         plan: &Plan<'_>,
         (hyper, norm): (&HyperWeights, &[f32]),
+        (tiles, inside): (Hands, Inside<'_>),
         out: &mut Logits,
     ) {
         let (vocab, row) = (core.config.vocab_size as usize, core.dims.streams * core.dims.hidden);
@@ -376,20 +418,24 @@ impl Scratch {
             rest = others;
         }
         parts.retain(|(_, values)| !values.is_empty());
-        let works = &self.work;
-        parts.into_par_iter().for_each(|(tile, values)| {
+        let (works, dims) = (&self.work, &core.dims);
+        tiles.each(parts.into_iter(), |(tile, values)| {
             works.with(|work| {
-                let tokens = tile.tokens.iter().zip(tile.residual.chunks_exact(row));
-                let wanted = tokens.filter(|(token, _)| plan.wants(token));
-                let residual: Vec<f32> = wanted.flat_map(|(_, row)| row).copied().collect();
-                enter(core, &residual, &mut Vec::new(), hyper, norm, work);
-                gemm(
-                    core.machine,
-                    residual.len() / row,
-                    Rows { data: &work.x, stride: core.dims.hidden },
-                    &core.weights.head,
-                    RowsMut { data: values, stride: vocab },
-                );
+                let residual = if tile.tokens.iter().all(|token| plan.wants(token)) {
+                    Cow::Borrowed(&tile.residual[..])
+                } else {
+                    let tokens = tile.tokens.iter().zip(tile.residual.chunks_exact(row));
+                    let wanted = tokens.filter(|(token, _)| plan.wants(token));
+                    wanted.flat_map(|(_, row)| row).copied().collect()
+                };
+                let (share, mut mixes) = (inside.hands.share(residual.len() / row), Vec::new());
+                let shares = entrances(dims, share, &residual, &mut mixes, &mut work.x);
+                inside.each(shares, |spare, to| {
+                    enter(core, (hyper, norm), to, spare);
+                });
+                let (a, w) = (rows(&work.x, dims.hidden, dims.hidden), &core.weights.head);
+                let c = rows_mut(values, vocab, vocab);
+                products(core.machine, inside.hands, vec![Product { a, w, c }]);
             });
         });
     }
@@ -400,23 +446,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_has_tiles_of_about_equal_length() {
-        for (tokens, threads, expected) in [
-            (0, 2, 1),
-            (1, 1, 1),
-            (1, 8, 1),
-            (16, 2, 8),
-            (16, 1, 16),
-            (256, 2, 64),
-            (512, 1, 88),
-            (500, 4, 64),
+    fn every_thread_has_tiles_of_about_equal_length_or_a_share_of_all() {
+        for (tokens, threads, tile_len, tiles, inside) in [
+            (0, 2, 1, 1, 1),
+            (1, 1, 1, 1, 1),
+            (1, 8, 1, 1, 1),
+            (16, 2, 16, 1, 2),
+            (16, 1, 16, 1, 1),
+            (3, 8, 3, 1, 3),
+            (33, 2, 20, 2, 1),
+            (256, 2, 64, 2, 1),
+            (512, 1, 88, 1, 1),
+            (500, 4, 64, 4, 1),
         ] {
-            let len = tile_len(tokens, threads);
-            assert_eq!(len, expected, "{tokens} tokens on {threads} threads");
+            let (tiles, inside) = (Hands::new(tiles), Hands::new(inside));
+            let all = if tiles == Hands::ONE { inside } else { tiles };
+            let expected = Sharing { tile_len, all, tiles, inside };
+            assert_eq!(Sharing::new(tokens, threads), expected, "{tokens} on {threads} threads");
         }
         for tokens in 1..1000 {
             for threads in 1..5 {
-                assert!((1..=TILE_TOKENS).contains(&tile_len(tokens, threads)));
+                assert!((1..=TILE_TOKENS).contains(&Sharing::new(tokens, threads).tile_len));
             }
         }
     }

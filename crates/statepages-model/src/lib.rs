@@ -18,6 +18,7 @@ mod aligned;
 mod batch;
 mod choice;
 mod config;
+mod crew;
 mod flops;
 mod forward;
 mod kernel;

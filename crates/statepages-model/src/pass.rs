@@ -1,16 +1,18 @@
 //! What every phase of a forward reads and none writes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use statepages_geometry::{Dsv4Geometry, LayerCache, LayerClass};
 
 use crate::batch::{Plan, Span};
 use crate::choice::Choices;
 use crate::config::ModelConfig;
+use crate::crew::Hands;
 use crate::kernel::attend::HEADS;
 use crate::kernel::lanes::Machine;
 use crate::rope::Rope;
 use crate::row::RowFormat;
+use crate::tile::Inside;
 use crate::weights::{LayerWeights, Weights};
 
 /// Sizes as slice lengths.
@@ -32,7 +34,6 @@ pub(crate) struct Dims {
     pub(crate) index_width: usize,
     pub(crate) experts: usize,
     pub(crate) experts_per_token: usize,
-    pub(crate) expert_width: usize,
     pub(crate) window: u32,
 }
 
@@ -53,7 +54,6 @@ impl Dims {
             index_width: size(config.cache.index_head_dim),
             experts: size(config.n_routed_experts),
             experts_per_token: size(config.num_experts_per_tok),
-            expert_width: size(config.moe_intermediate_size),
             window: config.cache.sliding_window,
         }
     }
@@ -105,6 +105,10 @@ pub(crate) struct Pass<'a> {
     pub(crate) cache: LayerCache,
     /// Tokens per compressed entry; 0 for none.
     pub(crate) ratio: u32,
+    /// Who shares what the whole batch needs.
+    pub(crate) all: Hands,
+    /// Who shares the work inside of a tile.
+    pub(crate) inside: Inside<'a>,
     /// True where what the layer gives is read for logits alone, so that tokens whose logits nobody
     /// wants are computed no further than others read them.
     pub(crate) last: bool,
@@ -115,8 +119,8 @@ impl<'a> Pass<'a> {
         core: &'a Core,
         plan: &'a Plan<'a>,
         choices: &'a dyn Choices,
-        layer: usize,
-        last: bool,
+        (all, inside): (Hands, Inside<'a>),
+        (layer, last): (usize, bool),
     ) -> Self {
         let draft = core.weights.draft.as_ref().map(|draft| &draft.layer);
         let weights = core.weights.layers.get(layer).or(draft);
@@ -128,6 +132,8 @@ impl<'a> Pass<'a> {
             weights: weights.expect("the layer exists"),
             cache: core.geometry.layers()[layer],
             ratio: core.config.cache.compress_ratios[layer],
+            all,
+            inside,
             last,
         }
     }
@@ -150,25 +156,5 @@ impl<'a> Pass<'a> {
     /// Positions that a pool reads: the block, and the one before it where pools overlap.
     pub(crate) fn pool_len(&self) -> u32 {
         if self.indexed() { 2 * self.ratio } else { self.ratio }
-    }
-}
-
-/// One scratch value per thread of a pool.
-pub(crate) struct PerThread<T>(Vec<Mutex<T>>);
-
-impl<T: Default> PerThread<T> {
-    pub(crate) fn new(threads: usize) -> Self {
-        Self((0..threads).map(|_| Mutex::default()).collect())
-    }
-
-    /// Lends the calling thread's value. Only ever locked by its own thread, so `f` must not start
-    /// parallel work: waiting for it, the thread might take up a task that asks for the value too.
-    ///
-    /// # Panics
-    /// Outside of the pool.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let thread = rayon::current_thread_index().expect("called inside the pool");
-        // Scratch holds nothing across calls, so what a panicked call left in it is harmless.
-        f(&mut self.0[thread].lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

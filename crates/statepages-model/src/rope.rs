@@ -53,12 +53,12 @@ impl Rope {
         self.frequencies.len()
     }
 
-    /// Appends the angles of one position.
-    pub(crate) fn angles(&self, position: u32, out: &mut Vec<Angle>) {
-        out.extend(self.frequencies.iter().map(|frequency| {
+    /// The angles of one position, one a pair.
+    pub(crate) fn angles(&self, position: u32, out: &mut [Angle]) {
+        for (out, frequency) in out.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position as f32 * frequency);
-            (libm::cos(angle) as f32, libm::sin(angle) as f32)
-        }));
+            *out = (libm::cos(angle) as f32, libm::sin(angle) as f32);
+        }
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_turn_back_undoes_a_turn() {
         let rope = Rope::compressed(&ModelConfig::demo());
-        let mut angles = Vec::new();
+        let mut angles = vec![Angle::default(); rope.pairs()];
         rope.angles(4001, &mut angles);
         let row: Vec<f32> = (0..512).map(|i| i as f32).collect();
         let mut turned = row.clone();

@@ -20,7 +20,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
 use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
 use statepages_page::{PageId, Tokens};
@@ -30,7 +29,7 @@ use crate::kernel::lanes::Machine;
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::kernel::pool::{Pooled, pool};
 use crate::pass::Pass;
-use crate::rope::{Turn, turn};
+use crate::rope::{Angle, Turn, turn};
 use crate::row::RowFormat;
 use crate::tile::{Projections, Rows32, Tile};
 use crate::weights::CompressorWeights;
@@ -139,8 +138,8 @@ impl Entries {
         let places = &self.places;
         let fill = |rows: &mut Vec<f32>, width: usize, source: &Source<'_>| {
             rows.resize(places.len() * width, 0.0);
-            let rows = rows.par_chunks_exact_mut(width).zip(places);
-            rows.for_each(|(row, &place)| source.pool(pass, tiles, arena, place, row));
+            let rows = rows.chunks_exact_mut(width).zip(places);
+            pass.all.each(rows, |(row, &place)| source.pool(pass, tiles, arena, place, row));
         };
         fill(&mut self.main, dims.width, &main);
         if let Some(index) = index {
@@ -220,7 +219,7 @@ impl Source<'_> {
         pool(core.machine, &pooled, row);
         let norm = NormWeight::Each(&self.weights.norm);
         rms_norm(core.machine, row, width, norm, core.config.rms_norm_eps);
-        let mut angles = Vec::with_capacity(pass.rope().pairs());
+        let mut angles = vec![Angle::default(); pass.rope().pairs()];
         pass.rope().angles(entry * pass.ratio, &mut angles);
         turn(row, &angles, Turn::Forward);
     }
@@ -269,7 +268,7 @@ impl Rows32 {
             rest = others;
         }
         parts.retain(|(span, _)| read(span));
-        parts.into_par_iter().for_each(|(span, part)| fill(span, part));
+        pass.all.each(parts.into_iter(), |(span, part)| fill(span, part));
     }
 
     /// Indexer rows of every entry that the batch can see.
@@ -408,6 +407,29 @@ pub(crate) fn read_window(
         let at = core.geometry.window_row(pass.cache, position(i), part);
         (arena.slot(at.plane, span.slot), at.bytes)
     });
+}
+
+/// Where the window rows of these positions lie in the ring, as runs of bytes.
+pub(crate) fn window_runs<'a>(
+    pass: &Pass<'_>,
+    arena: &'a HostArena,
+    span: &Span<'_>,
+    positions: Range<u32>,
+) -> Vec<&'a [u8]> {
+    let core = pass.core;
+    let mut runs = Vec::new();
+    let mut first = positions.start;
+    while first < positions.end {
+        let position = Tokens::new(first);
+        let run = core.geometry.window_run(pass.cache, position).min(positions.end - first);
+        for part in 0..core.kv.parts() {
+            let at = core.geometry.window_row(pass.cache, position, part);
+            let bytes = at.bytes.start..at.bytes.start + run as usize * at.bytes.len();
+            runs.push(&arena.slot(at.plane, span.slot)[bytes]);
+        }
+        first += run;
+    }
+    runs
 }
 
 /// Writes the chunks' last rows to the window rings.

@@ -11,24 +11,28 @@
 //! mix      the experts' outputs -> residual
 //! ```
 //!
+//! A thread computes a tile alone, or, where a batch is so small that it is one tile, all threads
+//! compute it together: each some tokens of a step, each some weights of a product.
+//!
 //! Which tokens share a tile shows in no bit: rows of a product do not depend on each other.
 
-use statepages_copy::HostArena;
+mod attention;
+
+pub(crate) use attention::Cached;
 
 use crate::aligned::Aligned;
 use crate::batch::{Plan, Token};
-use crate::choice::{ChoiceAt, top_k};
-use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
-use crate::kernel::gemm::{Rows, RowsMut, gemm};
+use crate::choice::ChoiceAt;
+use crate::crew::{Hands, PerThread};
+use crate::kernel::gemm::{Product, products, rows, rows_mut};
 use crate::kernel::hyper::{
     Gather, Mix, MixRule, Scatter, gather, mixes, residual_factors, scatter,
 };
 use crate::kernel::matrix::Matrix;
 use crate::kernel::norm::{NormWeight, rms_norm};
-use crate::moe::{Experts, MoeWork, Route};
-use crate::pass::{Core, Pass};
+use crate::moe::{Experts, MoeWork, Route, Routing, choose_experts};
+use crate::pass::{Core, Dims, Pass};
 use crate::rope::{Angle, Turn, turn};
-use crate::state::{read_entries, read_keys, read_window};
 use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
@@ -52,9 +56,8 @@ pub(crate) struct Tile {
     pub(crate) kv: Vec<f32>,
     pub(crate) main: Projections,
     pub(crate) index: Projections,
-    /// Chosen entries of all tokens, and where each token's end.
-    chosen: Vec<u32>,
-    chosen_ends: Vec<usize>,
+    /// By token: entries that it chose.
+    chosen: Vec<Vec<u32>>,
     /// `[tokens][pairs]`, for window-only layers and for the others.
     angles: [Vec<Angle>; 2],
     pairs: usize,
@@ -69,20 +72,22 @@ pub(crate) struct Tile {
     pub(crate) shared_row: usize,
 }
 
-/// Indexer rows of a decode step that are scored at a time.
-const KEYS_AT_ONCE: usize = 64;
-
-/// Scratch of one thread.
+/// Scratch of one thread, for the tile that it computes.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub(crate) x: Vec<f32>,
     pub(crate) y: Vec<f32>,
     pub(crate) moe: MoeWork,
-    z: Vec<f32>,
-    factors: Vec<f32>,
     /// Queries, then what attention makes of them.
     q: Aligned,
     grouped: Vec<f32>,
+}
+
+/// Scratch of one thread, for some tokens of a tile.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    z: Vec<f32>,
+    factors: Vec<f32>,
     scores: Vec<f32>,
     ranks: Vec<u64>,
     products: Vec<[f32; 4]>,
@@ -91,6 +96,24 @@ pub(crate) struct Work {
     keys: Aligned,
     /// Compressed and window rows of a decode step.
     own: Aligned,
+    routing: Routing,
+}
+
+/// Who computes a tile: the thread that took it, or all together where there is but one.
+#[derive(Clone, Copy)]
+pub(crate) struct Inside<'a> {
+    pub(crate) hands: Hands,
+    pub(crate) spares: &'a PerThread<Spare>,
+}
+
+impl Inside<'_> {
+    /// Calls `f` once for each item, with the scratch of the thread that takes it.
+    pub(crate) fn each<I>(self, items: I, f: impl Fn(&mut Spare, I::Item) + Sync)
+    where
+        I: Iterator<Item: Send> + Send,
+    {
+        self.hands.each(items, |item| self.spares.with(|spare| f(spare, item)));
+    }
 }
 
 /// Cached rows of the batch's sequences, decoded; see `state.rs`.
@@ -124,24 +147,33 @@ pub(crate) fn fit(xs: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut xs[..len]
 }
 
-/// `to = from . w` with rows packed tightly.
-pub(crate) fn project(core: &Core, rows: usize, from: &[f32], w: &Matrix, to: &mut Vec<f32>) {
+/// `to = from . w`, with rows packed tightly.
+pub(crate) fn product<'a>(
+    count: usize,
+    from: &'a [f32],
+    w: &'a Matrix,
+    to: &'a mut Vec<f32>,
+) -> Product<'a> {
     let (n, k) = (w.outputs(), w.inputs());
-    let a = Rows { data: from, stride: k };
-    gemm(core.machine, rows, a, w, RowsMut { data: fit(to, rows * n), stride: n });
+    let c = rows_mut(fit(to, count * n), n, n);
+    Product { a: rows(&from[..count * k], k, k), w, c }
 }
 
 impl Tile {
     /// Takes some tokens of the batch and starts their residuals.
-    pub(crate) fn start(&mut self, core: &Core, tokens: &[Token]) {
+    pub(crate) fn start(&mut self, core: &Core, tokens: &[Token], hands: Hands) {
         self.take(tokens);
         self.pairs = core.dense_rope.pairs();
         for (rope, angles) in [&core.dense_rope, &core.compressed_rope].iter().zip(&mut self.angles)
         {
-            angles.clear();
-            for token in tokens {
-                rope.angles(token.position, angles);
-            }
+            angles.resize(tokens.len() * self.pairs, Angle::default());
+            let share = hands.share(tokens.len());
+            let items = angles.chunks_mut(share * self.pairs).zip(tokens.chunks(share));
+            hands.each(items, |(angles, tokens)| {
+                for (angles, token) in angles.chunks_exact_mut(self.pairs).zip(tokens) {
+                    rope.angles(token.position, angles);
+                }
+            });
         }
         self.residual.clear();
         for token in tokens {
@@ -163,6 +195,7 @@ impl Tile {
         core: &Core,
         draft: &DraftWeights,
         tokens: &[Token],
+        hands: Hands,
         work: &mut Work,
     ) {
         let (hidden, eps) = (core.dims.hidden, core.config.rms_norm_eps);
@@ -172,12 +205,15 @@ impl Tile {
             x.copy_from_slice(&core.weights.embed[token.id as usize * hidden..][..hidden]);
         }
         rms_norm(core.machine, &mut work.x, hidden, NormWeight::Each(&draft.enorm), eps);
-        project(core, tokens.len(), &work.x, &draft.e_proj, &mut work.y);
         let hnorm = NormWeight::Each(&draft.hnorm);
         rms_norm(core.machine, &mut self.residual, hidden, hnorm, eps);
         let rows = tokens.len() * core.dims.streams;
-        project(core, rows, &self.residual, &draft.h_proj, &mut work.z);
-        std::mem::swap(&mut self.residual, &mut work.z);
+        let list = vec![
+            product(tokens.len(), &work.x, &draft.e_proj, &mut work.y),
+            product(rows, &self.residual, &draft.h_proj, &mut work.grouped),
+        ];
+        products(core.machine, hands, list);
+        std::mem::swap(&mut self.residual, &mut work.grouped);
         let streams = self.residual.chunks_exact_mut(core.dims.streams * hidden);
         for (streams, y) in streams.zip(work.y.chunks_exact(hidden)) {
             for stream in streams.chunks_exact_mut(hidden) {
@@ -213,306 +249,220 @@ impl Tile {
 
     /// Entries that the token of this index chose.
     pub(crate) fn chosen_of(&self, token: usize) -> &[u32] {
-        let start = if token == 0 { 0 } else { self.chosen_ends[token - 1] };
-        &self.chosen[start..self.chosen_ends[token]]
+        &self.chosen[token]
     }
 
     /// First phase: everything that the tokens' residuals alone decide.
     pub(crate) fn project(&mut self, pass: &Pass<'_>, work: &mut Work) {
         let (core, dims) = (pass.core, &pass.core.dims);
-        let eps = core.config.rms_norm_eps;
+        let count = self.tokens.len();
         let attn = &pass.weights.attn;
-        self.enter(core, &pass.weights.hc_attn, &pass.weights.attn_norm, work);
-        project(core, self.tokens.len(), &work.x, &attn.wq_a, &mut self.query_rank);
-        let norm = NormWeight::Each(&attn.q_norm);
-        rms_norm(core.machine, &mut self.query_rank, dims.q_rank, norm, eps);
-        project(core, self.tokens.len(), &work.x, &attn.wkv, &mut self.kv);
-        let norm = NormWeight::Each(&attn.kv_norm);
-        rms_norm(core.machine, &mut self.kv, dims.width, norm, eps);
-        let (mut kv, mut bytes) =
-            (std::mem::take(&mut self.kv), std::mem::take(&mut self.kv_bytes));
-        let row_bytes = core.kv_parts.iter().sum();
-        bytes.resize(self.tokens.len() * row_bytes, 0);
-        let rows = kv.chunks_exact_mut(dims.width).zip(bytes.chunks_exact_mut(row_bytes));
-        for (i, (row, mut bytes)) in rows.enumerate() {
-            turn(row, self.angles(pass, i), Turn::Forward);
-            for (part, &len) in core.kv_parts.iter().enumerate() {
-                let (part_bytes, rest) = bytes.split_at_mut(len);
-                core.kv.encode(core.machine, part, row, part_bytes);
-                core.kv.decode(core.machine, part, part_bytes, dims.width, row);
-                bytes = rest;
-            }
+        let hands = pass.inside.hands;
+        let (share, head) =
+            (hands.share(count), (&pass.weights.hc_attn, &pass.weights.attn_norm[..]));
+        let shares = entrances(dims, share, &self.residual, &mut self.mixes, &mut work.x);
+        pass.inside.each(shares, |spare, to| {
+            enter(core, head, to, spare);
+        });
+        let x = &work.x;
+        let mut list = vec![
+            product(count, x, &attn.wq_a, &mut self.query_rank),
+            product(count, x, &attn.wkv, &mut self.kv),
+        ];
+        let indexer = attn.compressed.as_ref().and_then(|of| of.indexer.as_ref());
+        if let Some(compressed) = &attn.compressed {
+            list.extend(self.main.products(count, &compressed.main, x));
         }
-        (self.kv, self.kv_bytes) = (kv, bytes);
-        let Some(compressed) = &attn.compressed else { return };
-        self.main.fill(core, &self.tokens, &compressed.main, pass.ratio, &work.x);
-        let Some(indexer) = &compressed.indexer else { return };
-        self.index.fill(core, &self.tokens, &indexer.compressor, pass.ratio, &work.x);
-        let n = dims.index_heads_padded;
-        self.index_weights.clear();
-        gemm(
-            core.machine,
-            self.tokens.len(),
-            Rows { data: &work.x, stride: dims.hidden },
-            &indexer.weights_proj,
-            RowsMut { data: fit(&mut self.index_weights, self.tokens.len() * n), stride: n },
-        );
-        let scale = 1.0 / ((dims.index_width * dims.index_heads) as f32).sqrt();
-        self.index_weights.iter_mut().for_each(|w| *w *= scale);
+        if let Some(indexer) = indexer {
+            list.extend(self.index.products(count, &indexer.compressor, x));
+            let (w, n) = (&indexer.weights_proj, dims.index_heads_padded);
+            self.index_weights.clear();
+            let c = rows_mut(fit(&mut self.index_weights, count * n), n, w.outputs());
+            list.push(Product { a: rows(x, dims.hidden, dims.hidden), w, c });
+        }
+        products(core.machine, hands, list);
+        hands.each(self.projected(pass, share).into_iter(), |rows| rows.finish(pass));
     }
 
-    /// Second phase of a CSA layer: which entries each token attends to. `keys` are all entries'
-    /// indexer rows.
-    pub(crate) fn select(
-        &mut self,
-        pass: &Pass<'_>,
-        work: &mut Work,
-        arena: &HostArena,
-        keys: &Rows32,
-    ) {
+    /// What was projected of the tokens, in shares of so many.
+    fn projected(&mut self, pass: &Pass<'_>, share: usize) -> Vec<Projected<'_>> {
         let (core, dims) = (pass.core, &pass.core.dims);
-        let compressed = pass.weights.attn.compressed.as_ref();
-        let indexer = compressed.and_then(|c| c.indexer.as_ref());
-        let indexer = indexer.expect("a CSA layer has an indexer");
-        let (width, heads) = (dims.index_width, dims.index_heads_padded);
-        let top = core.config.index_topk as usize;
-        self.chosen.clear();
-        self.chosen_ends.clear();
-        let visible = |token: &Token| ((token.position + 1) / pass.ratio) as usize;
-        if self.tokens.iter().any(|token| visible(token) > top) {
-            gemm(
-                core.machine,
-                self.tokens.len(),
-                Rows { data: &self.query_rank, stride: dims.q_rank },
-                &indexer.wq_b,
-                RowsMut {
-                    data: work.q.fit(self.tokens.len() * heads * width),
-                    stride: heads * width,
-                },
-            );
+        let row_bytes: usize = core.kv_parts.iter().sum();
+        self.kv_bytes.resize(self.tokens.len() * row_bytes, 0);
+        let angles = &self.angles[usize::from(pass.ratio != 0)];
+        let mut shares: Vec<Projected<'_>> = self
+            .tokens
+            .chunks(share)
+            .zip(angles.chunks(share * self.pairs))
+            .zip(self.query_rank.chunks_mut(share * dims.q_rank))
+            .zip(self.kv.chunks_mut(share * dims.width))
+            .zip(self.kv_bytes.chunks_mut(share * row_bytes))
+            .map(|((((tokens, angles), query_rank), kv), kv_bytes)| Projected {
+                tokens,
+                angles,
+                query_rank,
+                kv,
+                kv_bytes,
+                main_scores: &mut [],
+                index_scores: &mut [],
+                index_weights: &mut [],
+            })
+            .collect();
+        if pass.ratio != 0 {
+            let scores = self.main.scores.chunks_mut(share * self.main.columns);
+            shares.iter_mut().zip(scores).for_each(|(share, scores)| share.main_scores = scores);
         }
-        for (i, token) in self.tokens.iter().enumerate() {
-            let visible = visible(token);
-            if visible <= top {
-                self.chosen.extend(0..visible as u32);
-                self.chosen_ends.push(self.chosen.len());
-                continue;
-            }
-            let q = &mut work.q[i * heads * width..][..heads * width];
-            // Padding heads may hold what an earlier use of the scratch left.
-            q[dims.index_heads * width..].fill(0.0);
-            for head in q[..dims.index_heads * width].chunks_exact_mut(width) {
-                turn(head, self.angles(pass, i), Turn::Forward);
-            }
-            let span = &pass.plan.spans[token.sequence as usize];
-            fit(&mut work.scores, visible);
-            // The keys of a step go from their pages through a core's nearest cache.
-            let step = if span.is_step() { KEYS_AT_ONCE } else { visible };
-            for (first, out) in (0..).step_by(step).zip(work.scores.chunks_mut(step)) {
-                let keys = if span.is_step() {
-                    let rows = work.keys.fit(out.len() * width);
-                    read_keys(pass, arena, span, first, rows);
-                    rows
-                } else {
-                    keys.of(token.sequence as usize, width)
-                };
-                let scores = IndexScores {
-                    q,
-                    width,
-                    keys,
-                    head_weights: &self.index_weights[i * heads..][..heads],
-                    products: &mut work.products,
-                    out,
-                };
-                index_scores(core.machine, scores);
-            }
-            work.rows.clear();
-            top_k(&work.scores, top, &mut work.ranks, &mut work.rows);
-            let at = choice_at(pass, token);
-            pass.choices.entries(at, &work.scores, &mut work.rows);
-            self.chosen.extend_from_slice(&work.rows);
-            self.chosen_ends.push(self.chosen.len());
+        if pass.indexed() {
+            let scores = self.index.scores.chunks_mut(share * self.index.columns);
+            shares.iter_mut().zip(scores).for_each(|(share, scores)| share.index_scores = scores);
+            let weights = self.index_weights.chunks_mut(share * dims.index_heads_padded);
+            shares.iter_mut().zip(weights).for_each(|(share, of)| share.index_weights = of);
         }
-    }
-
-    /// Third phase: attention.
-    pub(crate) fn attend(
-        &mut self,
-        pass: &Pass<'_>,
-        work: &mut Work,
-        arena: &HostArena,
-        entries: &Rows32,
-        window: &Rows32,
-    ) {
-        let core = pass.core;
-        self.queries(pass, work);
-        self.outputs(pass, work, arena, entries, window);
-        self.leave(core, work);
+        shares
     }
 
     /// Fourth phase: which experts each token goes to, and what with.
-    pub(crate) fn route(&mut self, pass: &Pass<'_>, work: &mut Work) {
-        self.enter(pass.core, &pass.weights.hc_ffn, &pass.weights.ffn_norm, work);
-        std::mem::swap(&mut self.x, &mut work.x);
-        self.choose_experts(pass, &mut work.moe);
+    pub(crate) fn route(&mut self, pass: &Pass<'_>) {
+        let (core, dims) = (pass.core, &pass.core.dims);
+        let (count, each) = (self.tokens.len(), dims.experts_per_token);
+        let share = pass.inside.hands.share(count);
+        let head = (&pass.weights.hc_ffn, &pass.weights.ffn_norm[..]);
+        self.routes.resize(count * each, Route::default());
+        let routes = self.tokens.chunks(share).zip(self.routes.chunks_mut(share * each));
+        let shares = entrances(dims, share, &self.residual, &mut self.mixes, &mut self.x);
+        pass.inside.each(shares.zip(routes), |spare, (to, (tokens, routes))| {
+            let x = enter(core, head, to, spare);
+            choose_experts(pass, tokens, x, routes, &mut spare.routing);
+        });
     }
 
     /// Last phase: what the experts made of the tokens.
     pub(crate) fn mix(&mut self, pass: &Pass<'_>, work: &mut Work, experts: &Experts) {
-        self.sum_experts(pass, experts, &mut work.y);
-        self.leave(pass.core, work);
+        let (machine, dims) = (pass.core.machine, &pass.core.dims);
+        let (streams, width) = (dims.streams, dims.hidden);
+        let share = pass.inside.hands.share(self.tokens.len());
+        let y = fit(&mut work.y, self.tokens.len() * width).chunks_mut(share * width);
+        let routes = self.routes.chunks(share * dims.experts_per_token);
+        let residual = self.residual.chunks_mut(share * streams * width);
+        let items = residual.zip(self.mixes.chunks(share)).zip(y.zip(routes)).enumerate();
+        pass.inside.hands.each(items, |(i, ((residual, mixes), (y, routes)))| {
+            experts.sum(pass, routes, self.shared_row + i * share, y);
+            scatter(machine, Scatter { residual, mixes, streams, width, y });
+        });
     }
 
-    /// Queries of all heads, normalised and turned.
-    fn queries(&self, pass: &Pass<'_>, work: &mut Work) {
-        let (core, dims) = (pass.core, &pass.core.dims);
-        let (width, stride) = (dims.width, dims.heads_padded * dims.width);
-        gemm(
-            core.machine,
-            self.tokens.len(),
-            Rows { data: &self.query_rank, stride: dims.q_rank },
-            &pass.weights.attn.wq_b,
-            RowsMut { data: work.q.fit(self.tokens.len() * stride), stride },
-        );
-        for (i, q) in work.q.chunks_exact_mut(stride).enumerate() {
-            let (heads, padding) = q.split_at_mut(dims.heads * width);
-            padding.fill(0.0);
-            rms_norm(core.machine, heads, width, NormWeight::One, core.config.rms_norm_eps);
-            for head in heads.chunks_exact_mut(width) {
-                turn(head, self.angles(pass, i), Turn::Forward);
-            }
-        }
-    }
-
-    /// Attention of every token in place of its queries, and both output projections into `work.y`.
-    fn outputs(
-        &self,
-        pass: &Pass<'_>,
-        work: &mut Work,
-        arena: &HostArena,
-        entries: &Rows32,
-        window: &Rows32,
-    ) {
-        let (core, dims) = (pass.core, &pass.core.dims);
-        let (width, stride) = (dims.width, dims.heads_padded * dims.width);
-        for (i, token) in self.tokens.iter().enumerate() {
-            let sequence = token.sequence as usize;
-            let first = pass.plan.spans[sequence].window_start(dims.window);
-            work.rows.clear();
-            match pass.ratio {
-                0 => {}
-                _ if pass.indexed() => work.rows.extend_from_slice(self.chosen_of(i)),
-                ratio => work.rows.extend(0..(token.position + 1) / ratio),
-            }
-            let compressed = work.rows.len();
-            let low = token.position.saturating_sub(dims.window - 1);
-            work.rows.extend(low - first..=token.position - first);
-            let (mut entries, mut window) = if pass.ratio == 0 {
-                (&[][..], window.of(sequence, width))
-            } else {
-                (entries.of(sequence, width), window.of(sequence, width))
-            };
-            let span = &pass.plan.spans[sequence];
-            if span.is_step() {
-                let rows = work.own.fit(work.rows.len() * width);
-                let (of_entries, of_window) = rows.split_at_mut(compressed * width);
-                read_entries(pass, arena, span, &work.rows[..compressed], of_entries);
-                read_window(pass, arena, span, low, of_window);
-                (entries, window) = (of_entries, of_window);
-                work.rows.clear();
-                let recent = token.position + 1 - low;
-                work.rows.extend((0..compressed as u32).chain(0..recent));
-            }
-            let (compressed, recent) = work.rows.split_at(compressed);
-            let heads = &mut work.q[i * stride..][..stride];
-            let query = Attend {
-                heads,
-                width,
-                lists: [
-                    RowList { data: entries, rows: compressed },
-                    RowList { data: window, rows: recent },
-                ],
-                sinks: &pass.weights.attn.sinks,
-                scale: 1.0 / (width as f32).sqrt(),
-                weights: &mut work.products,
-            };
-            attend(core.machine, query);
-            for head in heads[..dims.heads * width].chunks_exact_mut(width) {
-                turn(head, self.angles(pass, i), Turn::Back);
-            }
-        }
-        let (rank, inputs) = (dims.o_rank, dims.heads * width / dims.groups);
-        let grouped = dims.groups * rank;
-        fit(&mut work.grouped, self.tokens.len() * grouped);
-        for (group, w) in pass.weights.attn.wo_a.iter().enumerate() {
-            gemm(
-                core.machine,
-                self.tokens.len(),
-                Rows { data: &work.q[group * inputs..], stride },
-                w,
-                RowsMut { data: &mut work.grouped[group * rank..], stride: grouped },
-            );
-        }
-        project(core, self.tokens.len(), &work.grouped, &pass.weights.attn.wo_b, &mut work.y);
-    }
-
-    /// Mixing coefficients of a sub-layer, and its input into `work.x`.
-    fn enter(&mut self, core: &Core, hyper: &HyperWeights, norm: &[f32], work: &mut Work) {
-        let Self { residual, mixes, .. } = self;
-        enter(core, residual, mixes, hyper, norm, work);
-    }
-
-    /// Takes a sub-layer's output from `work.y`.
-    fn leave(&mut self, core: &Core, work: &Work) {
-        let dims = &core.dims;
-        scatter(
-            core.machine,
-            Scatter {
-                residual: &mut self.residual,
-                mixes: &self.mixes,
-                streams: dims.streams,
-                width: dims.hidden,
-                y: &work.y,
-            },
-        );
+    /// Takes a sub-layer's output, `y`.
+    fn leave(&mut self, pass: &Pass<'_>, y: &[f32]) {
+        let (machine, dims) = (pass.core.machine, &pass.core.dims);
+        let (streams, width) = (dims.streams, dims.hidden);
+        let share = pass.inside.hands.share(self.tokens.len());
+        let residual = self.residual.chunks_mut(share * streams * width);
+        let items = residual.zip(self.mixes.chunks(share)).zip(y.chunks(share * width));
+        pass.inside.hands.each(items, |((residual, mixes), y)| {
+            scatter(machine, Scatter { residual, mixes, streams, width, y });
+        });
     }
 }
 
-/// Mixing coefficients of some residuals for a sub-layer or the head, and its input into `work.x`.
-pub(crate) fn enter(
+/// Some residuals at the entrance of a sub-layer or the head.
+pub(crate) struct Entrance<'a> {
+    residual: &'a [f32],
+    mixes: &'a mut [Mix],
+    /// What goes in.
+    x: &'a mut [f32],
+}
+
+/// The entrances of all residuals, by shares of so many tokens. Makes room for what comes of them.
+pub(crate) fn entrances<'a>(
+    dims: &Dims,
+    share: usize,
+    residual: &'a [f32],
+    mixes: &'a mut Vec<Mix>,
+    x: &'a mut Vec<f32>,
+) -> impl Iterator<Item = Entrance<'a>> + Send {
+    let (row, hidden) = (dims.streams * dims.hidden, dims.hidden);
+    let tokens = residual.len() / row;
+    mixes.resize(tokens, Mix::default());
+    let outputs = mixes.chunks_mut(share).zip(fit(x, tokens * hidden).chunks_mut(share * hidden));
+    let shares = residual.chunks(share * row).zip(outputs);
+    shares.map(|(residual, (mixes, x))| Entrance { residual, mixes, x })
+}
+
+/// Mixing coefficients of some residuals, and the input of the sub-layer or the head.
+pub(crate) fn enter<'a>(
     core: &Core,
-    residual: &[f32],
-    out: &mut Vec<Mix>,
-    hyper: &HyperWeights,
-    norm: &[f32],
-    work: &mut Work,
-) {
+    (hyper, norm): (&HyperWeights, &[f32]),
+    Entrance { residual, mixes: out, x }: Entrance<'a>,
+    spare: &mut Spare,
+) -> &'a [f32] {
     let (dims, config, machine) = (&core.dims, &core.config, core.machine);
-    let tokens = residual.len() / (dims.streams * dims.hidden);
-    let eps = config.rms_norm_eps;
-    project(core, tokens, residual, &hyper.project, &mut work.z);
-    residual_factors(machine, residual, dims.streams * dims.hidden, eps, &mut work.factors);
+    let (streams, width, eps) = (dims.streams, dims.hidden, config.rms_norm_eps);
     let rule = MixRule {
-        streams: dims.streams,
+        streams,
         iterations: config.hc_sinkhorn_iters as usize,
         eps: config.hc_eps,
         scale: &hyper.scale,
         base: &hyper.base,
     };
-    out.resize(tokens, Mix::default());
-    mixes(machine, rule, &work.z, hyper.project.outputs(), &work.factors, out);
-    gather(
-        machine,
-        Gather {
-            residual,
-            mixes: out,
-            streams: dims.streams,
-            width: dims.hidden,
-            weight: norm,
-            eps,
-            out: fit(&mut work.x, tokens * dims.hidden),
-        },
-    );
+    let list = vec![product(out.len(), residual, &hyper.project, &mut spare.z)];
+    products(machine, Hands::ONE, list);
+    residual_factors(machine, residual, streams * width, eps, &mut spare.factors);
+    mixes(machine, rule, &spare.z, hyper.project.outputs(), &spare.factors, out);
+    gather(machine, Gather { residual, mixes: out, streams, width, weight: norm, eps, out: x });
+    x
+}
+
+/// What was projected of some tokens.
+struct Projected<'a> {
+    tokens: &'a [Token],
+    angles: &'a [Angle],
+    query_rank: &'a mut [f32],
+    kv: &'a mut [f32],
+    kv_bytes: &'a mut [u8],
+    /// Of compressors, where the layer has them.
+    main_scores: &'a mut [f32],
+    index_scores: &'a mut [f32],
+    index_weights: &'a mut [f32],
+}
+
+impl Projected<'_> {
+    /// Norms and rotations; rows as the cache holds them; scores and weights as pools and the
+    /// indexer take them.
+    fn finish(self, pass: &Pass<'_>) {
+        let (core, dims, attn) = (pass.core, &pass.core.dims, &pass.weights.attn);
+        let (machine, eps) = (core.machine, core.config.rms_norm_eps);
+        rms_norm(machine, self.query_rank, dims.q_rank, NormWeight::Each(&attn.q_norm), eps);
+        rms_norm(machine, self.kv, dims.width, NormWeight::Each(&attn.kv_norm), eps);
+        let row_bytes = core.kv_parts.iter().sum();
+        let rows = self.kv.chunks_exact_mut(dims.width);
+        let bytes = self.kv_bytes.chunks_exact_mut(row_bytes);
+        let angles = self.angles.chunks_exact(self.angles.len() / self.tokens.len());
+        for ((row, mut bytes), angles) in rows.zip(bytes).zip(angles) {
+            turn(row, angles, Turn::Forward);
+            for (part, &len) in core.kv_parts.iter().enumerate() {
+                let (part_bytes, rest) = bytes.split_at_mut(len);
+                core.kv.encode(machine, part, row, part_bytes);
+                core.kv.decode(machine, part, part_bytes, dims.width, row);
+                bytes = rest;
+            }
+        }
+        let Some(compressed) = &attn.compressed else { return };
+        place(self.tokens, self.main_scores, &compressed.main, pass.ratio);
+        let Some(indexer) = &compressed.indexer else { return };
+        place(self.tokens, self.index_scores, &indexer.compressor, pass.ratio);
+        let scale = 1.0 / ((dims.index_width * dims.index_heads) as f32).sqrt();
+        self.index_weights.iter_mut().for_each(|w| *w *= scale);
+    }
+}
+
+/// Adds the position embedding to what a compressor pools with.
+fn place(tokens: &[Token], scores: &mut [f32], w: &CompressorWeights, ratio: u32) {
+    let columns = w.wgate.outputs();
+    for (scores, token) in scores.chunks_exact_mut(columns).zip(tokens) {
+        let phase = (token.position % ratio) as usize;
+        let ape = &w.ape[phase * columns..][..columns];
+        scores.iter_mut().zip(ape).for_each(|(score, ape)| *score += ape);
+    }
 }
 
 /// Names a token's choice.
@@ -521,21 +471,15 @@ pub(crate) fn choice_at(pass: &Pass<'_>, token: &Token) -> ChoiceAt {
 }
 
 impl Projections {
-    fn fill(
-        &mut self,
-        core: &Core,
-        tokens: &[Token],
-        w: &CompressorWeights,
-        ratio: u32,
-        x: &[f32],
-    ) {
+    /// What fills the projections of `count` tokens.
+    fn products<'a>(
+        &'a mut self,
+        count: usize,
+        w: &'a CompressorWeights,
+        x: &'a [f32],
+    ) -> [Product<'a>; 2] {
         self.columns = w.wkv.outputs();
-        project(core, tokens.len(), x, &w.wkv, &mut self.values);
-        project(core, tokens.len(), x, &w.wgate, &mut self.scores);
-        for (scores, token) in self.scores.chunks_exact_mut(self.columns).zip(tokens) {
-            let phase = (token.position % ratio) as usize;
-            let ape = &w.ape[phase * self.columns..][..self.columns];
-            scores.iter_mut().zip(ape).for_each(|(score, ape)| *score += ape);
-        }
+        let values = product(count, x, &w.wkv, &mut self.values);
+        [values, product(count, x, &w.wgate, &mut self.scores)]
     }
 }

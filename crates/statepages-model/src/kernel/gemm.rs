@@ -5,11 +5,13 @@
 //! run across `n`, never across `k`, so neither the tile shapes nor the row count can show.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use prefetch_index::prefetch_index;
 
 use super::lanes::{Kernel, LANES, Lanes, Machine};
 use super::matrix::{Column, Matrix};
+use crate::crew::Hands;
 
 /// Elements of a dot product that one chain sums.
 pub(super) const BLOCK: usize = 256;
@@ -18,25 +20,75 @@ pub(super) const PANEL: usize = 2;
 /// Columns of a panel.
 pub(super) const WIDTH: usize = PANEL * LANES;
 
-/// Rows of a row-major matrix: row `i` starts at `i * stride`.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) stride: usize,
+/// The first `n` columns of every row of a row-major matrix.
+pub(crate) fn rows(data: &[f32], stride: usize, n: usize) -> Vec<&[f32]> {
+    data.chunks(stride).map(|row| &row[..n]).collect()
 }
 
-/// Rows that are written.
-pub(crate) struct RowsMut<'a> {
-    pub(crate) data: &'a mut [f32],
-    pub(crate) stride: usize,
+/// The first `n` columns of every row of a row-major matrix, to be written.
+pub(crate) fn rows_mut(data: &mut [f32], stride: usize, n: usize) -> Vec<&mut [f32]> {
+    data.chunks_mut(stride).map(|row| &mut row[..n]).collect()
 }
 
-/// `c[i][j] = a[i] . w[j]` for `rows` rows.
-pub(crate) fn gemm(machine: Machine, rows: usize, a: Rows<'_>, w: &Matrix, c: RowsMut<'_>) {
-    if w.is_plain() {
-        return machine.run(Gemm { rows, a, w, c, scratch: &mut [] });
+/// `c[i][j] = a[i] . w[j]` for every row of `c`, which has `w`'s outputs.
+pub(crate) struct Product<'a> {
+    pub(crate) a: Vec<&'a [f32]>,
+    pub(crate) w: &'a Matrix,
+    pub(crate) c: Vec<&'a mut [f32]>,
+}
+
+/// Some panels of a product.
+struct Piece<'a> {
+    a: &'a [&'a [f32]],
+    w: &'a Matrix,
+    panels: Range<usize>,
+    /// The panels' columns of each row.
+    c: Vec<&'a mut [f32]>,
+}
+
+/// Least that a hand takes of products, in rows of a panel: with less, sharing costs more than it
+/// saves.
+const SHARE_MIN: usize = 2 * BLOCK;
+
+/// Computes products. Hands share their weights, so that each weight is fetched by one of them.
+pub(crate) fn products(machine: Machine, hands: Hands, mut products: Vec<Product<'_>>) {
+    debug_assert!(products.iter().all(|product| product.a.len() == product.c.len()));
+    let total = products.iter().map(|product| product.w.panels() * product.w.inputs()).sum();
+    let hands = Hands::new(hands.count().min(total / SHARE_MIN));
+    hands.each(cut(&mut products, hands.count(), total).into_iter(), |pieces| {
+        NUMBERS.with_borrow_mut(|scratch| {
+            let mut pieces = pieces.into_iter().peekable();
+            while let Some(Piece { a, w, panels, mut c }) = pieces.next() {
+                let after = pieces.peek().map(|next| (next.w, next.panels.clone()));
+                machine.run(Gemm { a, w, panels, c: &mut c, scratch, after });
+            }
+        });
+    });
+}
+
+/// Cuts products between panels, into as many parts of about equally many weights.
+fn cut<'a>(products: &'a mut [Product<'_>], parts: usize, total: usize) -> Vec<Vec<Piece<'a>>> {
+    let mut cut: Vec<Vec<Piece<'a>>> = (0..parts).map(|_| Vec::new()).collect();
+    let mut before = 0;
+    for Product { a, w, c } in products {
+        let mut c: Vec<&mut [f32]> = c.iter_mut().map(|row| &mut **row).collect();
+        let (k, panels) = (w.inputs(), w.panels());
+        let mut first = 0;
+        for (part, pieces) in cut.iter_mut().enumerate() {
+            let end = (total * (part + 1) / parts).saturating_sub(before);
+            let end = ((end + k / 2) / k).min(panels);
+            if end <= first {
+                continue;
+            }
+            let columns = (end * WIDTH).min(w.outputs()) - first * WIDTH;
+            let rows = c.iter_mut().map(|row| row.split_off_mut(..columns));
+            let c = rows.map(|row| row.expect("a row has the product's columns")).collect();
+            pieces.push(Piece { a, w, panels: first..end, c });
+            first = end;
+        }
+        before += panels * k;
     }
-    NUMBERS.with_borrow_mut(|scratch| machine.run(Gemm { rows, a, w, c, scratch }));
+    cut
 }
 
 thread_local! {
@@ -45,12 +97,14 @@ thread_local! {
         RefCell::new(vec![[[0.0; LANES]; PANEL]; GROUP * BLOCK]);
 }
 
-struct Gemm<'a> {
-    rows: usize,
-    a: Rows<'a>,
+struct Gemm<'a, 'c> {
+    a: &'a [&'a [f32]],
     w: &'a Matrix,
-    c: RowsMut<'a>,
-    scratch: &'a mut [Column],
+    panels: Range<usize>,
+    c: &'c mut [&'a mut [f32]],
+    scratch: &'c mut [Column],
+    /// What is multiplied next.
+    after: Option<(&'a Matrix, Range<usize>)>,
 }
 
 /// Panels that are worked on together where rows are too few to keep the machine busy on one.
@@ -79,13 +133,13 @@ impl<'a> Ahead<'a> {
     }
 }
 
-impl Kernel for Gemm<'_> {
+impl Kernel for Gemm<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self, l: L) {
-        let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
+        let (k, panels) = (self.w.inputs(), self.panels.clone());
         let (w, scratch) = (self.w, std::mem::take(&mut self.scratch));
-        for panel in (0..panels).step_by(GROUP) {
-            let count = GROUP.min(panels - panel);
+        for panel in panels.clone().step_by(GROUP) {
+            let count = GROUP.min(panels.end - panel);
             for k0 in (0..k).step_by(BLOCK) {
                 let mut blocks = [&[][..]; GROUP];
                 let mut scratch = scratch.chunks_exact_mut(BLOCK);
@@ -112,7 +166,7 @@ macro_rules! each_row {
     };
 }
 
-impl<'a> Gemm<'a> {
+impl<'a> Gemm<'a, '_> {
     /// All rows by some panels.
     #[inline(always)]
     fn group<L: Lanes>(&mut self, l: L, panel: usize, k0: usize, blocks: &[&[Column]]) {
@@ -120,10 +174,10 @@ impl<'a> Gemm<'a> {
         for (i, b) in blocks.iter().enumerate() {
             let panel = panel + i;
             let mut row = 0;
-            let steps = b.len() * self.rows.div_ceil(12);
+            let steps = b.len() * self.c.len().div_ceil(12);
             let mut ahead = Ahead::new(self.next(panel, k0), steps);
-            while self.rows - row > if L::WIDE { 3 } else { 0 } {
-                row += match self.rows - row {
+            while self.c.len() - row > if L::WIDE { 3 } else { 0 } {
+                row += match self.c.len() - row {
                     12.. if L::WIDE => self.wide::<L, 12>(l, row, panel, k0, b, &mut ahead),
                     8.. if L::WIDE => self.wide::<L, 8>(l, row, panel, k0, b, &mut ahead),
                     6 if L::WIDE => self.wide::<L, 6>(l, row, panel, k0, b, &mut ahead),
@@ -138,7 +192,7 @@ impl<'a> Gemm<'a> {
             done = row;
         }
         // Few rows have few chains of sums: several panels at once hide the latency of each.
-        match (self.rows - done, blocks) {
+        match (self.c.len() - done, blocks) {
             (1, [a, b, c, d]) => self.few::<L, 1, 4>(l, done, panel, k0, [a, b, c, d]),
             (1, [first @ .., last]) => {
                 for (i, &b) in first.iter().enumerate() {
@@ -154,18 +208,25 @@ impl<'a> Gemm<'a> {
 
     /// What is stored of the weights that are needed next after a block: the next block where
     /// blocks are multiplied as they are stored, else the same block of the next group, for a
-    /// group's codes become numbers together.
+    /// group's codes become numbers together; behind the last, what is multiplied next.
     #[inline(always)]
     fn next(&self, panel: usize, k0: usize) -> &'a [u8] {
-        let (k, panels) = (self.w.inputs(), self.w.outputs().div_ceil(WIDTH));
-        let last = (panel + 1).is_multiple_of(GROUP) || panel + 1 == panels;
-        let at = if self.w.is_plain() && !last {
-            Some((panel + 1, k0))
-        } else {
-            let first = if self.w.is_plain() { panel / GROUP * GROUP } else { panel };
-            if k0 + BLOCK < k { Some((first, k0 + BLOCK)) } else { Some((first + GROUP, 0)) }
+        let place = (panel - self.panels.start) % GROUP;
+        let first = panel - place;
+        let last = place + 1 == GROUP || panel + 1 == self.panels.end;
+        let (panel, k0) = match (self.w.is_plain(), k0 + BLOCK < self.w.inputs()) {
+            (true, _) if !last => (panel + 1, k0),
+            (true, true) => (first, k0 + BLOCK),
+            (false, true) => (panel, k0 + BLOCK),
+            (true, false) => (first + GROUP, 0),
+            (false, false) => (panel + GROUP, 0),
         };
-        at.filter(|at| at.0 < panels).map_or(&[], |(panel, k0)| self.w.stored(panel, k0))
+        if panel < self.panels.end {
+            return self.w.stored(panel, k0);
+        }
+        let Some((w, panels)) = &self.after else { return &[] };
+        let panel = panels.start + if w.is_plain() { 0 } else { place };
+        if panel < panels.end { w.stored(panel, 0) } else { &[] }
     }
 
     /// `R` rows by pairs of panels.
@@ -284,7 +345,7 @@ impl<'a> Gemm<'a> {
     fn inputs<const R: usize>(&self, row: usize, k0: usize, len: usize) -> [&[f32]; R] {
         let mut rows = [&[][..]; R];
         for (r, inputs) in rows.iter_mut().enumerate() {
-            *inputs = &self.a.data[(row + r) * self.a.stride + k0..][..len];
+            *inputs = &self.a[row + r][k0..][..len];
         }
         rows
     }
@@ -292,10 +353,7 @@ impl<'a> Gemm<'a> {
     /// Adds the sum of the block at `k0` to sixteen outputs of a row.
     #[inline(always)]
     fn put<L: Lanes>(&mut self, l: L, row: usize, column: usize, k0: usize, sum: L::V) {
-        if column >= self.w.outputs() {
-            return;
-        }
-        let to = &mut self.c.data[row * self.c.stride..][..self.w.outputs()][column..];
+        let Some(to) = self.c[row].get_mut(column - self.panels.start * WIDTH..) else { return };
         if let Some(to) = to.first_chunk_mut::<LANES>() {
             let sum = if k0 == 0 { sum } else { l.add(l.load(to), sum) };
             l.store(to, sum);
@@ -311,8 +369,11 @@ impl<'a> Gemm<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
     use crate::Isa;
+    use crate::crew::Crew;
     use crate::kernel::matrix::MatrixData;
 
     /// The definition, word by word.
@@ -344,8 +405,8 @@ mod tests {
                 let Ok(machine) = Machine::new(isa) else { continue };
                 let product = |w: &Matrix| {
                     let mut c = vec![f32::NAN; rows * n];
-                    let (a, c_rows) = (Rows { data: &a, stride: k }, &mut c[..]);
-                    gemm(machine, rows, a, w, RowsMut { data: c_rows, stride: n });
+                    let (a, c_rows) = (super::rows(&a, k, k), rows_mut(&mut c, n, n));
+                    products(machine, Hands::ONE, vec![Product { a, w, c: c_rows }]);
                     c
                 };
                 let want = product(&Matrix::pack(n, k, &plain));
@@ -353,6 +414,45 @@ mod tests {
                 let half = data.rows(n, k, 128, 72);
                 assert_eq!(half.expand(72, k), plain[128 * k..]);
                 assert_eq!(data.rows(n, k, 40, 60).expand(60, k), plain[40 * k..100 * k]);
+            }
+        }
+    }
+
+    #[test]
+    fn hands_that_share_products_show_in_no_bit() {
+        let value = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 503.0 - 1.0;
+        let shapes = [(200, 320, 5), (24, 1024, 16), (33, 256, 1), (512, 257, 3), (16, 96, 2)];
+        let matrices: Vec<Matrix> = (shapes.iter().enumerate())
+            .map(|(i, &(n, k, _))| {
+                let codes = (0..n * k / 2).map(|i| (i * 53) as u8).collect();
+                let scales = vec![125; n * k / 32];
+                match i % 2 {
+                    0 => Matrix::new(n, k, &MatrixData::Fp4 { codes, scales }),
+                    _ => Matrix::pack(n, k, &(0..n * k).map(value).collect::<Vec<f32>>()),
+                }
+            })
+            .collect();
+        let inputs: Vec<Vec<f32>> =
+            shapes.iter().map(|&(_, k, count)| (0..count * k).map(value).collect()).collect();
+        let run = |machine: Machine, threads: usize| {
+            let empty = |&(n, _, count): &(usize, usize, usize)| vec![f32::NAN; n * count];
+            let mut outputs: Vec<Vec<f32>> = shapes.iter().map(empty).collect();
+            Crew::new(NonZeroUsize::new(threads).unwrap()).unwrap().run(threads, || {
+                let of = inputs.iter().zip(&matrices).zip(&mut outputs);
+                let list = of.map(|((a, w), c)| {
+                    let (a, n) = (super::rows(a, w.inputs(), w.inputs()), w.outputs());
+                    Product { a, w, c: rows_mut(c, n, n) }
+                });
+                products(machine, Hands::new(threads), list.collect());
+            });
+            outputs
+        };
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+            let Ok(machine) = Machine::new(isa) else { continue };
+            let alone = run(machine, 1);
+            assert!(alone.iter().flatten().all(|x| x.is_finite()));
+            for threads in 2..7 {
+                assert_eq!(run(machine, threads), alone, "{isa:?} on {threads} threads");
             }
         }
     }
@@ -377,13 +477,8 @@ mod tests {
                 let w: Vec<f32> = (0..n * k).map(|i| value(i + 5)).collect();
                 let mut c = vec![f32::NAN; rows * (n + 2)];
                 let matrix = Matrix::pack(n, k, &w);
-                gemm(
-                    machine,
-                    rows,
-                    Rows { data: &a, stride: k + 3 },
-                    &matrix,
-                    RowsMut { data: &mut c, stride: n + 2 },
-                );
+                let (a_rows, c_rows) = (super::rows(&a, k + 3, k), rows_mut(&mut c, n + 2, n));
+                products(machine, Hands::ONE, vec![Product { a: a_rows, w: &matrix, c: c_rows }]);
                 for row in 0..rows {
                     for column in 0..n {
                         let want = naive(&a[row * (k + 3)..][..k], &w[column * k..][..k]);
