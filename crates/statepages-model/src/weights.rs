@@ -67,12 +67,14 @@ pub enum WeightError {
         /// Why.
         message: String,
     },
-    /// An element is not finite, or an id is too large.
+    /// An element is not finite, an id is too large, or stands twice in a row.
     Element {
         /// The tensor's public name.
         name: String,
         /// Row-major index.
         index: usize,
+        /// What it must be.
+        expected: String,
         /// The element, as text.
         got: String,
     },
@@ -93,14 +95,28 @@ impl fmt::Display for WeightError {
                 write!(f, "tensor {name} is none of the model's, nor are {others} others")
             }
             Self::Unreadable { name, message } => write!(f, "tensor {name}: {message}"),
-            Self::Element { name, index, got } => {
-                write!(f, "tensor {name}: element {index} is {got}")
+            Self::Element { name, index, expected, got } => {
+                write!(f, "tensor {name}: element {index}: expected {expected}, got {got}")
             }
         }
     }
 }
 
 impl std::error::Error for WeightError {}
+
+impl WeightError {
+    /// An element that is NaN or infinite.
+    pub fn not_finite(name: &str, index: usize, got: f32) -> Self {
+        let (name, got) = (name.into(), got.to_string());
+        Self::Element { name, index, expected: "a finite number".into(), got }
+    }
+
+    /// An id that is not below `below`.
+    pub fn id(name: &str, index: usize, below: u32, got: i64) -> Self {
+        let (name, expected) = (name.into(), format!("an id below {below}"));
+        Self::Element { name, index, expected, got: got.to_string() }
+    }
+}
 
 impl From<ConfigError> for WeightError {
     fn from(error: ConfigError) -> Self {
@@ -236,6 +252,11 @@ impl Weights {
     }
 }
 
+/// The first element that stands in its row of `width` already.
+fn repeated(ids: &[u32], width: usize) -> Option<usize> {
+    (0..ids.len()).find(|&i| ids[i - i % width..i].contains(&ids[i]))
+}
+
 struct Loader<'a> {
     config: &'a ModelConfig,
     source: &'a mut dyn TensorSource,
@@ -246,8 +267,7 @@ impl Loader<'_> {
         let values = self.source.floats(name, shape)?;
         assert_eq!(values.len(), shape.iter().product::<usize>(), "{name} has its shape");
         if let Some(index) = values.iter().position(|x| !x.is_finite()) {
-            let got = values[index].to_string();
-            return Err(WeightError::Element { name: name.into(), index, got });
+            return Err(WeightError::not_finite(name, index, values[index]));
         }
         Ok(values)
     }
@@ -267,7 +287,7 @@ impl Loader<'_> {
             }
         };
         match bad {
-            Some((index, got)) => Err(WeightError::Element { name, index, got: got.to_string() }),
+            Some((index, got)) => Err(WeightError::not_finite(&name, index, got)),
             None => Ok(data),
         }
     }
@@ -392,8 +412,13 @@ impl Loader<'_> {
             let tensor = name("gate.tid2eid");
             let ids = self.source.ids(&tensor, &shape, c.n_routed_experts)?;
             if let Some(index) = ids.iter().position(|&id| id >= c.n_routed_experts) {
-                let got = ids[index].to_string();
-                return Err(WeightError::Element { name: tensor, index, got });
+                let (below, got) = (c.n_routed_experts, i64::from(ids[index]));
+                return Err(WeightError::id(&tensor, index, below, got));
+            }
+            if let Some(index) = repeated(&ids, shape[1]) {
+                let expected = "each expert of a row once".into();
+                let got = format!("{} again", ids[index]);
+                return Err(WeightError::Element { name: tensor, index, expected, got });
             }
             Routing::Hash(ids)
         } else {

@@ -115,17 +115,18 @@ impl TensorSource for Spoiled {
     }
 
     fn ids(&mut self, name: &str, shape: &[usize], below: u32) -> Result<Vec<u32>, WeightError> {
-        let fill = if name == self.0 { below } else { 0 };
-        Ok(vec![fill; shape.iter().product()])
+        let count = shape.iter().product::<usize>() as u32;
+        let each = shape[1] as u32;
+        Ok((0..count).map(|i| if name == self.0 { below } else { i % each }).collect())
     }
 }
 
 #[test]
 fn weight_faults_name_the_tensor() {
     for (name, message) in [
-        ("layers.1.attn.indexer.wq_b.weight", "element 0 is inf"),
-        ("layers.0.ffn.gate.tid2eid", "element 0 is 5"),
-        ("layers.3.attn.compressor.ape", "element 0 is inf"),
+        ("layers.1.attn.indexer.wq_b.weight", "element 0: expected a finite number, got inf"),
+        ("layers.0.ffn.gate.tid2eid", "element 0: expected an id below 5, got 5"),
+        ("layers.3.attn.compressor.ape", "element 0: expected a finite number, got inf"),
     ] {
         let error = Weights::load(&small_config(), &mut Spoiled(name)).err().expect("refused");
         assert_eq!(error.to_string(), format!("tensor {name}: {message}"));

@@ -8,7 +8,7 @@
 //! process (SIGBUS). Sizes are checked when a file is opened, and a map lives no longer than loading.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Deref;
 use std::path::Path;
 
@@ -43,9 +43,19 @@ fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// The text of a regular file: one that is none, such as a pipe, is refused and not waited for.
+/// Bytes of a text: many times what the largest tokenizers and indices of tensors have.
+const TEXT_BYTES_MAX: u64 = 1 << 28;
+
+/// The text of a regular file: one that is none, such as a pipe, is refused and not waited for, and
+/// so is one that no memory was meant for.
 pub fn read_text(path: &Path) -> io::Result<String> {
-    io::read_to_string(open(path)?)
+    let file = open(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes > TEXT_BYTES_MAX {
+        let text = format!("expected at most {TEXT_BYTES_MAX} bytes, got {bytes}");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
+    io::read_to_string(file.take(TEXT_BYTES_MAX))
 }
 
 impl Deref for Shard {

@@ -168,13 +168,23 @@ impl Reading<'_> {
         let at = self.expect(&name)?;
         must_be(&name, &at.1, Dtype::E8m0)?;
         must_have(&name, &at.1, shape)?;
-        Ok(self.bytes(&at).to_vec())
+        let scales = self.bytes(&at);
+        match scales.iter().position(|&scale| scale == E8M0_NAN) {
+            Some(index) => Err(WeightError::not_finite(&name, index, f32::NAN)),
+            None => Ok(scales.to_vec()),
+        }
     }
 
-    fn plain(&mut self, name: &str, shape: &[usize]) -> Result<MatrixData, WeightError> {
+    /// A tensor of numbers. `expected` is what it may be.
+    fn plain(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        expected: &str,
+    ) -> Result<MatrixData, WeightError> {
         let at = self.expect(name)?;
         if !matches!(at.1.dtype, Dtype::F32 | Dtype::Bf16) {
-            return Err(format_error(name, PLAIN, at.1.dtype));
+            return Err(format_error(name, expected, at.1.dtype));
         }
         must_have(name, &at.1, shape)?;
         let bytes = self.bytes(&at);
@@ -189,6 +199,10 @@ impl Reading<'_> {
 
 /// What a tensor that is not quantised may be.
 const PLAIN: &str = "BF16 or F32";
+/// What a matrix may be where the config says that some are quantised.
+const PLAIN_OR_FP8: &str = "F8_E4M3, BF16 or F32";
+/// The one e8m0 code that is no power of two.
+const E8M0_NAN: u8 = 0xff;
 
 fn format_error(name: &str, expected: &str, got: Dtype) -> WeightError {
     let (name, expected) = (name.into(), expected.into());
@@ -209,7 +223,7 @@ fn must_have(name: &str, entry: &Entry, shape: &[usize]) -> Result<(), WeightErr
 
 impl TensorSource for Reading<'_> {
     fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightError> {
-        match self.plain(name, shape)? {
+        match self.plain(name, shape, PLAIN)? {
             MatrixData::F32(values) => Ok(values),
             data => Ok(data.expand(1, shape.iter().product())),
         }
@@ -241,7 +255,7 @@ impl TensorSource for Reading<'_> {
             Dtype::Fp8 => {
                 Err(format_error(name, "no F8_E4M3 without quantization_config", entry.1.dtype))
             }
-            _ => self.plain(name, &[n, k]),
+            _ => self.plain(name, &[n, k], if fp8 { PLAIN_OR_FP8 } else { PLAIN }),
         }
     }
 
@@ -258,7 +272,7 @@ impl TensorSource for Reading<'_> {
         };
         let id = |(index, id): (usize, i64)| match u32::try_from(id) {
             Ok(id) if id < below => Ok(id),
-            _ => Err(WeightError::Element { name: name.into(), index, got: id.to_string() }),
+            _ => Err(WeightError::id(name, index, below, id)),
         };
         ids.into_iter().enumerate().map(id).collect()
     }

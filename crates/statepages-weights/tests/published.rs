@@ -19,6 +19,7 @@ fn small() -> Case {
     case.config.cache.compress_ratios = vec![4, 0, 0];
     case.config.cache.num_hidden_layers = 2;
     case.config.n_routed_experts = 4;
+    case.config.num_hash_layers = 1;
     case
 }
 
@@ -107,6 +108,14 @@ impl Parts {
         std::fs::write(path, bytes).expect("a writable file");
     }
 
+    /// Changes an expert of [`ROUTES`], given the one before it.
+    fn put_id(&mut self, index: usize, id: impl FnOnce(i64) -> i64) {
+        let first = self.entry(ROUTES)["data_offsets"][0].as_u64().expect("an offset") as usize;
+        assert_eq!(self.entry(ROUTES)["dtype"], "I64");
+        let (ids, _) = self.data[first..].as_chunks_mut::<8>();
+        ids[index] = id(i64::from_le_bytes(ids[index - 1])).to_le_bytes();
+    }
+
     fn entry(&mut self, name: &str) -> &mut Value {
         self.header.get_mut(name).unwrap_or_else(|| panic!("the file has {name}"))
     }
@@ -120,6 +129,8 @@ fn refused(directory: &TempDir) -> String {
     }
 }
 
+/// Experts by token id, two a token.
+const ROUTES: &str = "layers.0.ffn.gate.tid2eid";
 const WKV: &str = "layers.0.attn.wkv";
 const EXPERT: &str = "layers.0.ffn.experts.2.w2";
 
@@ -170,7 +181,7 @@ fn faults_of_tensors_are_named() {
     );
     tensor_fault(
         |file| file.entry(&weight(WKV))["dtype"] = json!("I8"),
-        &["layers.0.attn.wkv.weight", "BF16 or F32", "I8"],
+        &["layers.0.attn.wkv.weight", "F8_E4M3, BF16 or F32", "I8"],
     );
     tensor_fault(
         |file| file.entry(&weight(EXPERT))["dtype"] = json!("F8_E4M3"),
@@ -199,9 +210,17 @@ fn faults_of_tensors_are_named() {
                 let at = file.entry(&name)["data_offsets"][0].as_u64().expect("an offset");
                 file.data[at as usize] = 0xff;
             },
-            &[name.split_once(".weight").map_or(EXPERT, |(stem, _)| stem), "element 0 is NaN"],
+            &[&format!("tensor {name}: element 0: expected a finite number, got NaN")],
         );
     }
+    // An expert that there is not, and one that a token goes to twice.
+    for (id, part) in [(4_i64, "expected an id below 4, got 4"), (-1, "got -1")] {
+        tensor_fault(|file| file.put_id(7, |_| id), &[&format!("{ROUTES}: element 7: "), part]);
+    }
+    tensor_fault(
+        |file| file.put_id(7, |before| before),
+        &[&format!("{ROUTES}: element 7: expected each expert of a row once"), " again"],
+    );
 }
 
 /// A file whose header has an empty tensor of the name of one behind it in front.
@@ -237,6 +256,14 @@ fn faults_of_files_are_named() {
         std::os::unix::fs::symlink("/dev/zero", &path).expect("a link");
         let text = refused(&directory);
         assert!(text.contains(name) && text.contains("expected a regular file"), "{text}");
+    }
+
+    for name in ["config.json", "model.safetensors.index.json"] {
+        let directory = written(WeightForm::Published, 1);
+        let path = directory.path().join(name);
+        std::fs::File::create(&path).and_then(|file| file.set_len((1 << 28) + 1)).expect("a file");
+        let text = refused(&directory);
+        assert!(text.contains(name) && text.contains("at most 268435456 bytes"), "{text}");
     }
 
     let directory = written(WeightForm::Published, 3);

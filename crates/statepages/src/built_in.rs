@@ -1,6 +1,7 @@
 //! The command's engine: dsv4-mini, published or random weights, and host memory.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
@@ -39,8 +40,8 @@ pub(crate) fn engine(
     args: &EngineArgs,
     fault: Option<Fault>,
 ) -> Result<Engine<FaultyRunner<CpuRunner>>> {
-    let weights = weights(args)?;
-    let config = weights.config().clone();
+    let source = Source::open(args)?;
+    let config = source.config();
     let indexer = args.indexer.unwrap_or(args.kv.indexer());
     let block = statepages_geometry::BLOCK_TOKENS;
     let options = CacheOptions {
@@ -54,7 +55,8 @@ pub(crate) fn engine(
     let geometry = Dsv4Geometry::new(&config.cache, &options)?;
     let control = control(args, &geometry, block)?;
     let threads = NonZeroUsize::new(threads(args)).expect("no machine has no core");
-    let model = Model::new(Arc::new(weights), &geometry, RunOptions { isa: Isa::Auto, threads })?;
+    let weights = Arc::new(source.load()?);
+    let model = Model::new(weights, &geometry, RunOptions { isa: Isa::Auto, threads })?;
     let runner = CpuRunner::new(model, geometry.layout(), Pages::new(args.pages), args.max_seqs)?;
     let parts = EngineParts {
         control,
@@ -98,22 +100,48 @@ pub(crate) fn model_name(args: &EngineArgs) -> String {
     }
 }
 
-/// The weights that the flags name.
-fn weights(args: &EngineArgs) -> Result<Weights> {
-    let directory = match (&args.model, args.weights_seed) {
-        (Some(directory), _) => directory,
-        (None, Some(seed)) => return Ok(Weights::seeded(&ModelConfig::demo(), seed)?),
-        (None, None) => {
-            let (config, tensors) = (statepages_mini::CONFIG, statepages_mini::TENSORS);
-            return Ok(Published::embedded(config, tensors)?.load()?);
+/// The weights that the flags name, before they are read: what they do not fit is told at once.
+enum Source<'a> {
+    Seeded(ModelConfig, u64),
+    Published(Box<Published>, Option<&'a Path>),
+}
+
+impl<'a> Source<'a> {
+    fn open(args: &'a EngineArgs) -> Result<Self> {
+        match (args.model.as_deref(), args.weights_seed) {
+            (Some(directory), _) => {
+                let published = Published::open(directory, available_memory());
+                let context = || format!("--model: {}", directory.display());
+                Ok(Self::Published(Box::new(published.with_context(context)?), Some(directory)))
+            }
+            (None, Some(seed)) => Ok(Self::Seeded(ModelConfig::demo(), seed)),
+            (None, None) => {
+                let (config, tensors) = (statepages_mini::CONFIG, statepages_mini::TENSORS);
+                Ok(Self::Published(Box::new(Published::embedded(config, tensors)?), None))
+            }
         }
-    };
-    let published = Published::open(directory, available_memory())
-        .with_context(|| format!("--model: {}", directory.display()))?;
-    let memory = published.memory();
-    let weights = published.load().with_context(|| format!("--model: {}", directory.display()))?;
-    tracing::info!("weights of {} take {memory} bytes", directory.display());
-    Ok(weights)
+    }
+
+    fn config(&self) -> ModelConfig {
+        match self {
+            Self::Seeded(config, _) => config.clone(),
+            Self::Published(published, _) => published.config().clone(),
+        }
+    }
+
+    fn load(self) -> Result<Weights> {
+        match self {
+            Self::Seeded(config, seed) => Ok(Weights::seeded(&config, seed)?),
+            Self::Published(published, None) => Ok(published.load()?),
+            Self::Published(published, Some(directory)) => {
+                let memory = published.memory();
+                let context = || format!("--model: {}", directory.display());
+                let weights = published.load().with_context(context)?;
+                tracing::info!("weights of {} take {memory} bytes", directory.display());
+                Ok(weights)
+            }
+        }
+    }
 }
 
 fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
+use serde_json::Value;
 use statepages_mini::World;
 use statepages_weights::read_text;
 
@@ -34,17 +35,30 @@ pub(crate) struct Texts {
 #[derive(Deserialize)]
 struct Config {
     vocab_size: u32,
+    /// An id, a list of such, or none.
     #[serde(default)]
-    eos_token_id: Ends,
+    eos_token_id: Value,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(untagged)]
-enum Ends {
-    One(u32),
-    Several(Vec<u32>),
-    #[default]
-    None,
+impl Config {
+    /// The ids that end a text.
+    fn ends(&self) -> Result<Vec<u32>> {
+        let listed = match &self.eos_token_id {
+            Value::Null => &[][..],
+            Value::Array(ids) => ids,
+            id => std::slice::from_ref(id),
+        };
+        let id = |id: &Value| {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            number.filter(|&id| id < self.vocab_size).ok_or_else(|| {
+                let vocab = self.vocab_size;
+                anyhow!(
+                    "config.json: eos_token_id: expected ids below vocab_size {vocab}, got {id}"
+                )
+            })
+        };
+        listed.iter().map(id).collect()
+    }
 }
 
 impl Texts {
@@ -99,11 +113,7 @@ impl Texts {
         let world = world
             .map(|text| World::parse(text, |token| tokenizer.token_to_id(token)))
             .transpose()?;
-        let ends = match config.eos_token_id {
-            Ends::One(id) => vec![id],
-            Ends::Several(ids) => ids,
-            Ends::None => Vec::new(),
-        };
+        let ends = config.ends()?;
         Ok(Self { tokenizer: Tokenizer::Tokens(Box::new(tokenizer)), ends, world })
     }
 }
@@ -210,5 +220,10 @@ mod tests {
         assert!(error.contains("600") && error.contains("648"), "{error}");
         assert!(refused(statepages_mini::CONFIG, "{}").contains("tokenizer.json"));
         assert!(refused("{}", statepages_mini::TOKENIZER).contains("vocab_size"));
+        for (id, got) in [("-1", "got -1"), ("[0, 648]", "got 648"), (r#""end""#, r#"got "end""#)] {
+            let config = format!(r#"{{"vocab_size": 648, "eos_token_id": {id}}}"#);
+            let error = refused(&config, statepages_mini::TOKENIZER);
+            assert!(error.contains("eos_token_id") && error.contains(got), "{error}");
+        }
     }
 }
