@@ -24,8 +24,8 @@ use statepages_geometry::{IndexerFormat, KvFormat};
 
 use crate::kernel::lanes::{Kernel, LANES, Lanes, Machine, e4m3_times};
 use crate::minifloat::{
-    E2M1_MAX, E4M3_MAX, e2m1_from_f32, e2m1_to_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least,
-    e8m0_reciprocal, e8m0_to_f32, largest,
+    E2M1_MAX, E4M3_MAX, e2m1_from_f32, e4m3_from_f32, e4m3_to_f32, e8m0_at_least, e8m0_reciprocal,
+    e8m0_to_f32, largest,
 };
 
 /// Columns of a plane that share a scale.
@@ -83,17 +83,16 @@ impl RowFormat {
         machine.run(Encode { format: self, part, row, bytes });
     }
 
-    /// Reads one part of rows of `width` columns from their bytes, one row behind the other; part 0
-    /// comes first.
+    /// Reads rows of `width` columns from their parts, each of all rows, one behind the other. A
+    /// format of one part has no bytes in the second.
     pub(crate) fn decode(
         self,
         machine: Machine,
-        part: usize,
-        bytes: &[u8],
+        parts: [&[u8]; PARTS_MAX],
         width: usize,
         rows: &mut [f32],
     ) {
-        machine.run(Decode { format: self, part, bytes, width, rows });
+        machine.run(Decode { format: self, parts, width, rows });
     }
 }
 
@@ -105,11 +104,10 @@ struct Encode<'a> {
     bytes: &'a mut [u8],
 }
 
-/// One part of some rows to be read.
+/// Some rows to be read.
 struct Decode<'a> {
     format: RowFormat,
-    part: usize,
-    bytes: &'a [u8],
+    parts: [&'a [u8]; PARTS_MAX],
     width: usize,
     rows: &'a mut [f32],
 }
@@ -164,71 +162,73 @@ impl Kernel for Encode<'_> {
 impl Kernel for Decode<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let Self { format, part, bytes, width, rows } = self;
+        let Self { format, parts, width, rows } = self;
         match format {
             // These rows have no structure: all of them are one.
-            RowFormat::F32 => return load_f32(bytes, rows),
-            RowFormat::Bf16 => return load_bf16(bytes, rows),
+            RowFormat::F32 => return load_f32(parts[0], rows),
+            RowFormat::Bf16 => return load_bf16(parts[0], rows),
             _ => {}
         }
         let rows = rows.chunks_exact_mut(width);
-        let of_one = bytes.len() / rows.len().max(1);
-        assert_eq!(bytes.len(), of_one * rows.len(), "rows have as many bytes each");
+        let count = rows.len();
+        let of_one = parts.map(|part| part.len() / count.max(1));
+        for (part, of_one) in parts.iter().zip(of_one) {
+            assert_eq!(part.len(), of_one * count, "rows have as many bytes each");
+        }
         for (i, row) in rows.enumerate() {
-            format.decode_one(l, part, &bytes[i * of_one..][..of_one], row);
+            let part = |part: usize| &parts[part][i * of_one[part]..][..of_one[part]];
+            format.decode_one(l, [part(0), part(1)], row);
         }
     }
 }
 
 impl RowFormat {
     #[inline(always)]
-    fn decode_one<L: Lanes>(self, l: L, part: usize, bytes: &[u8], row: &mut [f32]) {
-        match (self, part) {
-            (Self::F32, _) => load_f32(bytes, row),
-            (Self::Bf16, _) => load_bf16(bytes, row),
-            (Self::Fp8Planes { nope }, 0) => {
+    fn decode_one<L: Lanes>(self, l: L, [bytes, second]: [&[u8]; PARTS_MAX], row: &mut [f32]) {
+        match self {
+            Self::F32 => load_f32(bytes, row),
+            Self::Bf16 => load_bf16(bytes, row),
+            Self::Fp8Planes { nope } => {
                 let (codes, rest) = bytes.split_at(nope);
-                let groups = row[..nope].chunks_exact_mut(PLANE_GROUP);
+                let (row, rope) = row.split_at_mut(nope);
+                let groups = row.chunks_exact_mut(PLANE_GROUP);
                 let codes = codes.chunks_exact(PLANE_GROUP);
                 for ((group, codes), scale) in groups.zip(codes).zip(rest.as_chunks::<2>().0) {
                     load_e4m3(l, codes, e8m0_to_f32(scale[0]), group);
                 }
+                load_bf16(second, rope);
             }
-            (Self::Fp8Planes { nope }, _) => load_bf16(bytes, &mut row[nope..]),
-            (Self::Fp8Scaled, 0) => load_e4m3(l, bytes, 1.0, row),
-            (Self::Fp8Scaled, _) => {
+            Self::Fp8Scaled => {
                 let mut scale = [0.0];
-                load_f32(bytes, &mut scale);
-                for x in row {
-                    *x *= scale[0];
-                }
+                load_f32(second, &mut scale);
+                load_e4m3(l, bytes, scale[0], row);
             }
-            (Self::Fp4Scaled, 0) => {
+            Self::Fp4Scaled => {
                 assert_eq!(2 * bytes.len(), row.len(), "a row has its format's bytes");
-                let (groups, few) = row.as_chunks_mut::<{ 2 * LANES }>();
-                let (codes, rest) = bytes.as_chunks::<LANES>();
-                for (group, codes) in groups.iter_mut().zip(codes) {
-                    let [even, odd] = l.e2m1(codes);
-                    let (halves, _) = group.as_chunks_mut::<LANES>();
-                    for (half, v) in halves.iter_mut().zip(l.interleave(even, odd)) {
-                        l.store(half, v);
-                    }
-                }
-                for (pair, byte) in few.as_chunks_mut::<2>().0.iter_mut().zip(rest) {
-                    *pair = [e2m1_to_f32(byte & 15), e2m1_to_f32(byte >> 4)];
-                }
-            }
-            (Self::Fp4Scaled, _) => {
-                for (group, scale) in row.chunks_exact_mut(FP4_GROUP).zip(bytes) {
-                    let by = e8m0_to_f32(*scale);
-                    for x in group {
-                        *x *= by;
-                    }
+                let groups = row.chunks_exact_mut(FP4_GROUP).zip(bytes.chunks_exact(FP4_GROUP / 2));
+                for ((group, codes), &scale) in groups.zip(second) {
+                    load_e2m1(l, codes, e8m0_to_f32(scale), group);
                 }
             }
         }
     }
 }
+
+/// The numbers of a group of e2m1 codes times `by`, two a byte with the even column in the low bits.
+#[inline(always)]
+fn load_e2m1<L: Lanes>(l: L, codes: &[u8], by: f32, group: &mut [f32]) {
+    let (groups, _) = group.as_chunks_mut::<{ 2 * LANES }>();
+    let factor = l.splat(by);
+    for (group, codes) in groups.iter_mut().zip(codes.as_chunks::<LANES>().0) {
+        let [even, odd] = l.e2m1(codes);
+        let (halves, _) = group.as_chunks_mut::<LANES>();
+        for (half, v) in halves.iter_mut().zip(l.interleave(even, odd)) {
+            l.store(half, l.mul(v, factor));
+        }
+    }
+}
+
+const _: () = assert!(FP4_GROUP.is_multiple_of(2 * LANES), "a group has whole vectors");
 
 /// The numbers of e4m3 codes times `by`, NaN included: a row may hold what a broken model computed.
 #[inline(always)]
@@ -297,10 +297,8 @@ mod tests {
 
     fn decoded(format: RowFormat, parts: &[Vec<u8>], width: usize) -> Vec<f32> {
         let mut row = vec![f32::NAN; width];
-        parts
-            .iter()
-            .enumerate()
-            .for_each(|(part, bytes)| format.decode(machine(), part, bytes, width, &mut row));
+        let part = |part: usize| parts.get(part).map_or(&[][..], |bytes| bytes);
+        format.decode(machine(), [part(0), part(1)], width, &mut row);
         row
     }
 

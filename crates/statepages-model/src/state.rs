@@ -30,7 +30,7 @@ use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::kernel::pool::{Pooled, pool};
 use crate::pass::Pass;
 use crate::rope::{Angle, Turn, turn};
-use crate::row::RowFormat;
+use crate::row::{PARTS_MAX, RowFormat};
 use crate::tile::{Projections, Rows32, Tile};
 use crate::weights::CompressorWeights;
 
@@ -319,10 +319,6 @@ impl Rows32 {
     }
 }
 
-/// Rows that are decoded at a time: few enough that what one part left is still in a core's nearest
-/// cache when the next part comes.
-const ROWS_AT_ONCE: usize = 16;
-
 /// Decodes rows. `place(i, part)` is where the bytes of row `i` lie: a page or slot, and a range of
 /// it; `ahead(i)` rows from it on, at least itself, lie one behind the other.
 fn decode_rows<'a>(
@@ -336,14 +332,16 @@ fn decode_rows<'a>(
     let total = rows.len() / width;
     let mut first = 0;
     while first < total {
-        let count = ahead(first).min(ROWS_AT_ONCE).min(total - first);
+        let count = ahead(first).min(total - first);
         let rows = &mut rows[first * width..][..count * width];
-        for part in 0..format.parts() {
+        let mut parts = [&[][..]; PARTS_MAX];
+        for (part, of_rows) in parts.iter_mut().enumerate().take(format.parts()) {
             let (bytes, row) = place(first, part);
             let all = row.start..row.start + count * row.len();
             debug_assert_eq!(place(first + count - 1, part).1.end, all.end, "a run has no gaps");
-            format.decode(machine, part, &bytes[all], width, rows);
+            *of_rows = &bytes[all];
         }
+        format.decode(machine, parts, width, rows);
         first += count;
     }
 }

@@ -33,6 +33,7 @@ use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::moe::{Experts, MoeWork, Route, Routing, choose_experts};
 use crate::pass::{Core, Dims, Pass};
 use crate::rope::{Angle, Turn, turn};
+use crate::row::PARTS_MAX;
 use crate::weights::{CompressorWeights, DraftWeights, HyperWeights};
 
 /// Projections that a compressor pools, `[tokens][columns]`; position embedding added to scores.
@@ -439,12 +440,13 @@ impl Projected<'_> {
         let angles = self.angles.chunks_exact(self.angles.len() / self.tokens.len());
         for ((row, mut bytes), angles) in rows.zip(bytes).zip(angles) {
             turn(row, angles, Turn::Forward);
-            for (part, &len) in core.kv_parts.iter().enumerate() {
-                let (part_bytes, rest) = bytes.split_at_mut(len);
-                core.kv.encode(machine, part, row, part_bytes);
-                core.kv.decode(machine, part, part_bytes, dims.width, row);
-                bytes = rest;
+            let mut parts = [&[][..]; PARTS_MAX];
+            for (part, (&len, of_row)) in core.kv_parts.iter().zip(&mut parts).enumerate() {
+                let (now, rest) = bytes.split_at_mut(len);
+                core.kv.encode(machine, part, row, now);
+                (*of_row, bytes) = (now, rest);
             }
+            core.kv.decode(machine, parts, dims.width, row);
         }
         let Some(compressed) = &attn.compressed else { return };
         place(self.tokens, self.main_scores, &compressed.main, pass.ratio);
