@@ -60,7 +60,10 @@ pub(crate) fn products(machine: Machine, hands: Hands, mut products: Vec<Product
             let mut pieces = pieces.into_iter().peekable();
             while let Some(Piece { a, w, panels, mut c }) = pieces.next() {
                 let after = pieces.peek().map(|next| (next.w, next.panels.clone()));
-                machine.run(Gemm { a, w, panels, c: &mut c, scratch, after });
+                // Numbers of a panel that were codes stay in the nearest cache until they are
+                // multiplied; those of a group do not.
+                let group = if w.is_plain() || left(a.len()) > 0 { GROUP } else { 1 };
+                machine.run(Gemm { a, w, panels, c: &mut c, scratch, after, group });
             }
         });
     });
@@ -105,10 +108,21 @@ struct Gemm<'a, 'c> {
     scratch: &'c mut [Column],
     /// What is multiplied next.
     after: Option<(&'a Matrix, Range<usize>)>,
+    /// Panels that are worked on together.
+    group: usize,
 }
 
 /// Panels that are worked on together where rows are too few to keep the machine busy on one.
 const GROUP: usize = 4;
+
+/// Rows that are left where a wide machine takes twelve, eight and down to four at a time.
+fn left(rows: usize) -> usize {
+    match rows % 12 {
+        7 => 3,
+        few @ 0..4 => few,
+        some => some.saturating_sub(8),
+    }
+}
 
 /// Stored weights that are worked on next, to be fetched while others are multiplied: a product of
 /// few rows would otherwise wait for memory most of the time.
@@ -138,8 +152,8 @@ impl Kernel for Gemm<'_, '_> {
     fn run<L: Lanes>(mut self, l: L) {
         let (k, panels) = (self.w.inputs(), self.panels.clone());
         let (w, scratch) = (self.w, std::mem::take(&mut self.scratch));
-        for panel in panels.clone().step_by(GROUP) {
-            let count = GROUP.min(panels.end - panel);
+        for panel in panels.clone().step_by(self.group) {
+            let count = self.group.min(panels.end - panel);
             for k0 in (0..k).step_by(BLOCK) {
                 let mut blocks = [&[][..]; GROUP];
                 let mut scratch = scratch.chunks_exact_mut(BLOCK);
@@ -211,15 +225,15 @@ impl<'a> Gemm<'a, '_> {
     /// group's codes become numbers together; behind the last, what is multiplied next.
     #[inline(always)]
     fn next(&self, panel: usize, k0: usize) -> &'a [u8] {
-        let place = (panel - self.panels.start) % GROUP;
+        let place = (panel - self.panels.start) % self.group;
         let first = panel - place;
-        let last = place + 1 == GROUP || panel + 1 == self.panels.end;
+        let last = place + 1 == self.group || panel + 1 == self.panels.end;
         let (panel, k0) = match (self.w.is_plain(), k0 + BLOCK < self.w.inputs()) {
             (true, _) if !last => (panel + 1, k0),
             (true, true) => (first, k0 + BLOCK),
             (false, true) => (panel, k0 + BLOCK),
-            (true, false) => (first + GROUP, 0),
-            (false, false) => (panel + GROUP, 0),
+            (true, false) => (first + self.group, 0),
+            (false, false) => (panel + self.group, 0),
         };
         if panel < self.panels.end {
             return self.w.stored(panel, k0);
