@@ -64,13 +64,16 @@ pub(crate) struct BenchForwardArgs {
     pub(crate) json: bool,
 }
 
-/// Products are repeated for as long as this, in seconds.
-const PRODUCT_SECONDS: f64 = 0.5;
-/// Steps of a decode measurement.
-const DECODE_STEPS: u32 = 32;
-/// Decode is measured this often, batches in turns, and the fastest of each counts: others disturb,
-/// nobody helps.
-const DECODE_ROUNDS: usize = 8;
+/// Steps of a decode measurement: few, so that some measurements of many are left undisturbed, and a
+/// multiple of four, so that each completes as many entries.
+const DECODE_STEPS: u32 = 8;
+/// Steps before it, by which the weights come back to the caches that they were driven out of.
+const WARM_STEPS: u32 = 8;
+/// Products and decode are measured this often, in turns, and the fastest of each counts: others
+/// disturb, nobody helps.
+const ROUNDS: usize = 24;
+/// Prefill is measured this often.
+const PREFILL_ROUNDS: usize = 3;
 
 /// One row of the table.
 struct Row {
@@ -78,7 +81,7 @@ struct Row {
     indexer: IndexerFormat,
     weights: WeightFormat,
     tokens: u32,
-    /// Operations a second of matrix products, just before.
+    /// Operations a second of matrix products.
     product_rate: f64,
     prefill_seconds: f64,
     /// Seconds of the prefill by phase.
@@ -191,23 +194,29 @@ impl Bench {
         let run = RunOptions { isa: Isa::Auto, threads };
         let model = Model::new(weights.clone(), &geometry, run)?;
         let requests = args.batches.iter().copied().max().unwrap_or(1);
-        let blocks = (tokens + DECODE_STEPS).div_ceil(BLOCK_TOKENS.get());
+        let blocks = (tokens + WARM_STEPS + DECODE_STEPS).div_ceil(BLOCK_TOKENS.get());
         let pages = Pages::new(blocks + requests);
         let arena = HostArena::new(geometry.layout(), pages, requests)?;
         Ok(Self { model, arena, geometry, tokens, blocks })
     }
 
     fn row(&mut self, weights: WeightFormat, args: &BenchForwardArgs) -> Result<Row> {
-        let product_rate = self.product_rate();
-        let (prefill_seconds, phases) = self.prefill(args.chunk)?;
-        let mut decode: Vec<Decode> = Vec::new();
-        for round in 0..DECODE_ROUNDS {
-            for (i, &batch) in args.batches.iter().enumerate() {
-                let next = self.decode(batch)?;
-                if round == 0 {
-                    decode.push(next);
-                } else if next.seconds < decode[i].seconds {
-                    decode[i] = next;
+        let (mut prefill_seconds, mut phases) = self.prefill(args.chunk)?;
+        for _ in 1..PREFILL_ROUNDS {
+            let next = self.prefill(args.chunk)?;
+            if next.0 < prefill_seconds {
+                (prefill_seconds, phases) = next;
+            }
+        }
+        let mut product_rate = self.product_rate();
+        let batches = args.batches.iter();
+        let mut decode = batches.map(|&batch| self.decode(batch)).collect::<Result<Vec<_>>>()?;
+        for _ in 1..ROUNDS {
+            product_rate = product_rate.max(self.product_rate());
+            for best in &mut decode {
+                let next = self.decode(best.batch)?;
+                if next.seconds < best.seconds {
+                    *best = next;
                 }
             }
         }
@@ -226,10 +235,8 @@ impl Bench {
 
     /// Operations a second of the model's own matrix kernel on all of its threads.
     fn product_rate(&mut self) -> f64 {
-        let (clock, mut flops) = (Instant::now(), 0);
-        while clock.elapsed().as_secs_f64() < PRODUCT_SECONDS {
-            flops += self.model.run_products();
-        }
+        let clock = Instant::now();
+        let flops = self.model.run_products();
         flops as f64 / clock.elapsed().as_secs_f64()
     }
 
@@ -264,10 +271,14 @@ impl Bench {
             table[self.blocks as usize - 1] = PageId::new(self.blocks + slot);
         }
         // Each request goes its own way, to experts of its own.
-        let ids: Vec<u32> = (0..DECODE_STEPS * batch).map(token_id).collect();
-        let (mut logits, clock) = (Logits::new(), Instant::now());
+        let steps = WARM_STEPS + DECODE_STEPS;
+        let ids: Vec<u32> = (0..steps * batch).map(token_id).collect();
+        let (mut logits, mut clock) = (Logits::new(), Instant::now());
         let mut phases = PhaseClock::start();
-        for step in 0..DECODE_STEPS {
+        for step in 0..steps {
+            if step == WARM_STEPS {
+                (clock, phases) = (Instant::now(), PhaseClock::start());
+            }
             let pieces: Vec<SequenceChunk<'_>> = (0..batch)
                 .map(|slot| SequenceChunk {
                     slot: SlotId::new(slot),
