@@ -407,29 +407,6 @@ pub(crate) fn read_window(
     });
 }
 
-/// Where the window rows of these positions lie in the ring, as runs of bytes.
-pub(crate) fn window_runs<'a>(
-    pass: &Pass<'_>,
-    arena: &'a HostArena,
-    span: &Span<'_>,
-    positions: Range<u32>,
-) -> Vec<&'a [u8]> {
-    let core = pass.core;
-    let mut runs = Vec::new();
-    let mut first = positions.start;
-    while first < positions.end {
-        let position = Tokens::new(first);
-        let run = core.geometry.window_run(pass.cache, position).min(positions.end - first);
-        for part in 0..core.kv.parts() {
-            let at = core.geometry.window_row(pass.cache, position, part);
-            let bytes = at.bytes.start..at.bytes.start + run as usize * at.bytes.len();
-            runs.push(&arena.slot(at.plane, span.slot)[bytes]);
-        }
-        first += run;
-    }
-    runs
-}
-
 /// Writes the chunks' last rows to the window rings.
 pub(crate) fn store_window(pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
     let core = pass.core;

@@ -5,8 +5,6 @@
 //! [`dots`]; the softmax subtracts the maximum of scores and sink; the sink enters the denominator
 //! only. Rows that are not listed are never read, not even to be multiplied by zero.
 
-use prefetch_index::prefetch_index;
-
 use super::lanes::{Kernel, LANES, Lanes, Machine, tree};
 use super::math::exp;
 
@@ -36,38 +34,6 @@ pub(crate) struct Attend<'a> {
     pub(crate) scale: f32,
     /// Scratch.
     pub(crate) weights: &'a mut Vec<[f32; HEADS]>,
-    /// What the thread reads next.
-    pub(crate) later: Later<'a>,
-}
-
-/// Bytes of a later query's rows, fetched a line at a time while this one's rows are summed up: the
-/// cores are as busy with a query's arithmetic as the memory is with the rows of the next.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Later<'a> {
-    runs: &'a [&'a [u8]],
-    /// The run that is fetched, and how far.
-    run: &'a [u8],
-    at: usize,
-}
-
-/// Bytes of a line of the caches.
-const LINE: usize = 64;
-
-impl<'a> Later<'a> {
-    pub(crate) fn new(runs: &'a [&'a [u8]]) -> Self {
-        Self { runs, run: &[], at: 0 }
-    }
-
-    /// Asks for the next line.
-    #[inline(always)]
-    fn fetch(&mut self) {
-        if self.at < self.run.len() {
-            prefetch_index(self.run, self.at);
-            self.at += LINE;
-        } else if let [first, rest @ ..] = self.runs {
-            (self.run, self.runs, self.at) = (first, rest, 0);
-        }
-    }
 }
 
 pub(crate) fn attend(machine: Machine, attend: Attend<'_>) {
@@ -266,16 +232,12 @@ impl<'a> Attend<'a> {
         (width, column): (usize, usize),
         reciprocal: [f32; HEADS],
         out: &mut [f32],
-        later: &mut Later<'_>,
     ) {
         let mut sums = [[l.splat(0.0); C]; HEADS];
-        let mut fetched = *later;
         for (list, weights) in lists {
             for (&row, weights) in list.rows.iter().zip(*weights) {
                 let row = &list.data[row as usize * width + column..][..C * LANES];
                 let row = row.as_chunks::<LANES>().0;
-                fetched.fetch();
-                fetched.fetch();
                 for c in 0..C {
                     let value = l.load(&row[c]);
                     for h in 0..HEADS {
@@ -290,7 +252,6 @@ impl<'a> Attend<'a> {
                 l.store(&mut to[c], l.mul(sums[h][c], l.splat(reciprocal[h])));
             }
         }
-        *later = fetched;
     }
 }
 
@@ -299,7 +260,6 @@ impl Kernel for Attend<'_> {
     fn run<L: Lanes>(self, l: L) {
         let width = self.width;
         let [entries, window] = self.lists;
-        let mut later = self.later;
         self.weights.clear();
         self.weights.resize(entries.rows.len() + window.rows.len(), [0.0; HEADS]);
         let groups = self.heads.chunks_exact_mut(HEADS * width);
@@ -314,17 +274,17 @@ impl Kernel for Attend<'_> {
             let mut column = 0;
             while width - column >= 4 * LANES {
                 if L::WIDE {
-                    Self::values::<L, 4>(l, &lists, (width, column), reciprocal, heads, &mut later);
+                    Self::values::<L, 4>(l, &lists, (width, column), reciprocal, heads);
                 } else {
                     for c in 0..4 {
                         let at = (width, column + c * LANES);
-                        Self::values::<L, 1>(l, &lists, at, reciprocal, heads, &mut later);
+                        Self::values::<L, 1>(l, &lists, at, reciprocal, heads);
                     }
                 }
                 column += 4 * LANES;
             }
             while column < width {
-                Self::values::<L, 1>(l, &lists, (width, column), reciprocal, heads, &mut later);
+                Self::values::<L, 1>(l, &lists, (width, column), reciprocal, heads);
                 column += LANES;
             }
         }
@@ -387,7 +347,6 @@ mod tests {
                 sinks: &sinks,
                 scale: 0.3,
                 weights: &mut Vec::new(),
-                later: Later::new(&[]),
             },
         );
         let keys: Vec<&[f32]> = entries

@@ -6,12 +6,12 @@ use statepages_copy::HostArena;
 use super::{Rows32, Spare, Tile, Work, choice_at, fit, product};
 use crate::batch::Token;
 use crate::choice::top_k;
-use crate::kernel::attend::{Attend, IndexScores, Later, RowList, attend, index_scores};
+use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
 use crate::kernel::gemm::{Product, products, rows, rows_mut};
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::Pass;
 use crate::rope::{Turn, turn};
-use crate::state::{read_entries, read_keys, read_window, window_runs};
+use crate::state::{read_entries, read_keys, read_window};
 
 /// Indexer rows of a decode step that are scored at a time: few enough that they and their bytes stay
 /// in a core's nearest cache.
@@ -172,7 +172,6 @@ impl Tile {
             spare.rows.extend((0..compressed as u32).chain(0..recent));
         }
         let (compressed, recent) = spare.rows.split_at(compressed);
-        let later = self.later(pass, i, cached.arena);
         let query = Attend {
             heads,
             width,
@@ -183,23 +182,10 @@ impl Tile {
             sinks: &pass.weights.attn.sinks,
             scale: 1.0 / (width as f32).sqrt(),
             weights: &mut spare.products,
-            later: Later::new(&later),
         };
         attend(core.machine, query);
         for head in heads[..dims.heads * width].chunks_exact_mut(width) {
             turn(head, self.angles(pass, i), Turn::Back);
         }
-    }
-
-    /// Window rows of the token that the thread which attends to token `i` is likely to take next,
-    /// where it is another step.
-    fn later<'a>(&self, pass: &Pass<'_>, i: usize, arena: &'a HostArena) -> Vec<&'a [u8]> {
-        let Some(token) = self.tokens.get(i + pass.inside.hands.count()) else { return Vec::new() };
-        let span = &pass.plan.spans[token.sequence as usize];
-        if !span.is_step() {
-            return Vec::new();
-        }
-        let low = token.position.saturating_sub(pass.core.dims.window - 1);
-        window_runs(pass, arena, span, low..token.position)
     }
 }
