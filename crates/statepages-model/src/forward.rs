@@ -35,8 +35,6 @@ const TOGETHER: usize = 32;
 struct Sharing {
     /// Tokens of a tile.
     tile_len: usize,
-    /// Threads that have work.
-    all: Hands,
     /// Who shares the tiles.
     tiles: Hands,
     /// Who shares the work inside of a tile.
@@ -46,16 +44,21 @@ struct Sharing {
 impl Sharing {
     fn new(tokens: usize, threads: usize) -> Self {
         if tokens <= TOGETHER {
-            let all = Hands::new(threads.min(tokens));
-            return Self { tile_len: tokens.max(1), all, tiles: Hands::ONE, inside: all };
+            let inside = Hands::new(threads.min(tokens));
+            return Self { tile_len: tokens.max(1), tiles: Hands::ONE, inside };
         }
         // As many tiles for every thread, of about equal length.
         let rounds = tokens.div_ceil(threads).div_ceil(TILE_TOKENS);
         let len = tokens.div_ceil(threads * rounds);
         // A product takes rows by fours and twelves.
         let tile_len = if len > 12 { len.next_multiple_of(4) } else { len };
-        let all = Hands::new(threads.min(tokens.div_ceil(tile_len)));
-        Self { tile_len, all, tiles: all, inside: Hands::ONE }
+        let tiles = Hands::new(threads.min(tokens.div_ceil(tile_len)));
+        Self { tile_len, tiles, inside: Hands::ONE }
+    }
+
+    /// Threads that have work: they share either the tiles or the one tile.
+    fn all(self) -> Hands {
+        if self.tiles == Hands::ONE { self.inside } else { self.tiles }
     }
 }
 
@@ -209,9 +212,10 @@ impl Model {
                 let data = vec![0.25; count * k];
                 let mut c = vec![0.0; count * n];
                 for _ in 0..rounds {
-                    let (a, c) = (rows(&data, k, k), rows_mut(&mut c, n, n));
-                    products(machine, Hands::ONE, vec![Product { a, w: &weights, c }]);
-                    std::hint::black_box(&data);
+                    let (a, w) = (rows(&data, k, k), &weights);
+                    let product = Product { a, w, c: rows_mut(&mut c, n, n) };
+                    products(machine, Hands::ONE, vec![product]);
+                    std::hint::black_box(&c);
                 }
             });
         });
@@ -269,12 +273,12 @@ impl Model {
         let plan = Plan::new(&core.config, &core.geometry, arena, batch)?;
         let sharing = Sharing::new(plan.tokens.len(), crew.threads());
         let inside = Inside { hands: sharing.inside, spares: spare };
-        crew.run(sharing.all.count(), || {
+        crew.run(sharing.all().count(), || {
             scratch.start(core, &plan, sharing);
             let layers = core.weights.layers.len();
             for layer in 0..layers {
                 let last = layer + 1 == layers && !*drafting;
-                let pass = Pass::new(core, &plan, choices, (sharing.all, inside), (layer, last));
+                let pass = Pass::new(core, &plan, choices, (sharing.all(), inside), (layer, last));
                 scratch.layer(&pass, sharing, arena, ended);
             }
             let head = (&core.weights.hc_head, &core.weights.norm[..]);
@@ -312,10 +316,10 @@ impl Model {
         forwarded.clear();
         let sharing = Sharing::new(plan.tokens.len(), crew.threads());
         let inside = Inside { hands: sharing.inside, spares: spare };
-        crew.run(sharing.all.count(), || {
+        crew.run(sharing.all().count(), || {
             scratch.start_draft(core, draft, &plan, sharing);
             let layer = (core.weights.layers.len(), true);
-            let pass = Pass::new(core, &plan, &OwnChoices, (sharing.all, inside), layer);
+            let pass = Pass::new(core, &plan, &OwnChoices, (sharing.all(), inside), layer);
             scratch.layer(&pass, sharing, arena, &mut |_| {});
             let head = (&draft.hc_head, &draft.norm[..]);
             scratch.head(core, &plan, head, (sharing.tiles, inside), out);
@@ -460,8 +464,7 @@ mod tests {
             (500, 4, 64, 4, 1),
         ] {
             let (tiles, inside) = (Hands::new(tiles), Hands::new(inside));
-            let all = if tiles == Hands::ONE { inside } else { tiles };
-            let expected = Sharing { tile_len, all, tiles, inside };
+            let expected = Sharing { tile_len, tiles, inside };
             assert_eq!(Sharing::new(tokens, threads), expected, "{tokens} on {threads} threads");
         }
         for tokens in 1..1000 {

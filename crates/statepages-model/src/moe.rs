@@ -85,8 +85,8 @@ impl Experts {
         let (members, pieces) = (&self.members, &mut self.pieces[..pieces]);
         // Threads take piece after piece, the shared expert's, which has most tokens, first. Where
         // pieces are too few for that, they share each product.
-        let shared = pass.inside.hands.count() > 1 && pieces.len() < 3 * pass.all.count();
-        if shared {
+        let together = pass.inside.hands.count() > 1 && pieces.len() < 3 * pass.all.count();
+        if together {
             works.with(|work| work.moe.experts(pass, pass.all, tiles, members, pieces));
         } else {
             pass.all.each(pieces.iter_mut().rev(), |piece| {

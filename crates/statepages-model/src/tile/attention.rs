@@ -115,10 +115,10 @@ impl Tile {
         for row in outputs.chunks_exact_mut(grouped) {
             columns.iter_mut().zip(row.chunks_exact_mut(rank)).for_each(|(c, row)| c.push(row));
         }
-        let list = attn.wo_a.iter().zip(columns).enumerate().map(|(group, (w, c))| {
-            let a = rows(&work.q, stride, dims.heads * dims.width);
-            let a = a.into_iter().map(|row| &row[group * inputs..][..inputs]).collect();
-            Product { a, w, c }
+        let list = attn.wo_a.iter().zip(columns).enumerate().map(|(group, (w, c))| Product {
+            a: rows(&work.q[group * inputs..], stride, inputs),
+            w,
+            c,
         });
         products(core.machine, hands, list.collect());
         let list = vec![product(count, &work.grouped, &attn.wo_b, &mut work.y)];
