@@ -129,7 +129,8 @@ impl Phase {
     }
 }
 
-/// Told of each phase's end; the phases of a forward leave no gaps.
+/// Told of each phase's end; a phase begins where the one before it ended, the first with the
+/// forward. Behind the last nothing is computed: the crew's threads are waited for.
 type Ended<'a> = &'a mut (dyn FnMut(Phase) + Send);
 
 /// A DSV4 trunk with its weights, threads and scratch. Holds no request's state.
@@ -249,7 +250,9 @@ impl Model {
     }
 
     /// [`Model::forward`], with `ended` called at the end of each phase: whoever has a clock can
-    /// tell where the time goes.
+    /// tell where the time goes. Each layer ends the phases from [`Phase::Project`] to
+    /// [`Phase::Experts`] in their order, also those that it has no use for, and the forward
+    /// [`Phase::Head`].
     pub fn forward_phases(
         &mut self,
         ended: &mut (dyn FnMut(Phase) + Send),

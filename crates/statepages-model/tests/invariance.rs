@@ -8,7 +8,7 @@ use harness::{PAGES, Piece, Rig, Rows, SLOTS, first_difference, pages, small_con
 use proptest::prelude::*;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
 use statepages_model::{
-    Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SequenceChunk, Weights,
+    Isa, Logits, LogitsWanted, Model, ModelConfig, Phase, RunOptions, SequenceChunk, Weights,
 };
 use statepages_page::{Boundary, ImageLayout, ImageRule, PageId, SlotId};
 
@@ -70,6 +70,25 @@ fn every_cut_near_a_boundary() {
                 same(&got, want, vocab, format!("cut at {first} and {second} later"));
             }
         }
+    }
+}
+
+#[test]
+fn phases_are_told_in_order_and_show_in_no_bit() {
+    let layer =
+        [Phase::Project, Phase::Pool, Phase::Select, Phase::Read, Phase::Attend, Phase::Experts];
+    let mut order = layer.repeat(SMALL.config().cache.num_hidden_layers as usize);
+    order.push(Phase::Head);
+    // Tokens that are computed together, and tiles of them.
+    let ids = small_tokens(11, 140);
+    for (tokens, threads) in [(1, 2), (9, 1), (9, 2), (140, 1), (140, 2)] {
+        let ids = &ids[..tokens];
+        let table = pages(1, 1, 2);
+        let piece = Piece { slot: 1, pages: &table, start: 0, tokens: ids };
+        let (got, told) = Rig::new(&SMALL, Rows::Fp8, Isa::Auto, threads).told(&piece);
+        assert_eq!(told, order, "{tokens} tokens on {threads} threads");
+        let want = alone(&SMALL, Rows::Fp8, ids);
+        same(&got, &want, SMALL.config().vocab_size, format!("{tokens} tokens"));
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use statepages_copy::HostArena;
 use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::{
-    Isa, Logits, LogitsWanted, Model, ModelConfig, Phase, RunOptions, SeededTensors, SequenceChunk,
+    Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SeededTensors, SequenceChunk,
     Weights, forward_flops,
 };
 use statepages_page::{ImageRule, PageId, Pages, SlotId};
@@ -83,39 +83,70 @@ struct Row {
     tokens: u32,
     /// Operations a second of matrix products.
     product_rate: f64,
-    prefill_seconds: f64,
-    /// Seconds of the prefill by phase.
-    phases: Phases,
+    prefill: Times,
     decode: Vec<Decode>,
 }
 
 /// Decode steps of one batch.
 struct Decode {
     batch: u32,
-    /// Seconds of a step.
-    seconds: f64,
-    /// Seconds of a step by phase.
-    phases: Phases,
+    /// Of a step.
+    times: Times,
 }
 
-/// Seconds by the name of a phase.
-type Phases = BTreeMap<&'static str, f64>;
+/// Where the time of forwards goes, in seconds by the name of a part. The parts are all there is: a
+/// whole is their sum, so none can be left out.
+#[derive(Default)]
+struct Times(BTreeMap<&'static str, f64>);
 
-/// Adds up the time between the ends of phases.
-struct PhaseClock {
-    last: Instant,
-    phases: Phases,
-}
+/// The part that is in no phase: batches are described, threads are waited for when all is computed.
+const OUTSIDE: &str = "outside";
 
-impl PhaseClock {
-    fn start() -> Self {
-        Self { last: Instant::now(), phases: Phases::new() }
+impl Times {
+    fn seconds(&self) -> f64 {
+        self.0.values().sum()
     }
 
-    fn ended(&mut self, phase: Phase) {
+    /// Each part's share of the whole.
+    fn shares(&self) -> BTreeMap<&'static str, f64> {
+        let whole = self.seconds();
+        self.0.iter().map(|(name, part)| (*name, part / whole)).collect()
+    }
+
+    fn divided_by(mut self, n: u32) -> Self {
+        self.0.values_mut().for_each(|seconds| *seconds /= f64::from(n));
+        self
+    }
+}
+
+/// Runs forwards and gives all time from its start to the parts that they end.
+struct Stopwatch {
+    last: Instant,
+    times: Times,
+}
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self { last: Instant::now(), times: Times::default() }
+    }
+
+    fn ended(&mut self, part: &'static str) {
         let now = Instant::now();
-        *self.phases.entry(phase.name()).or_insert(0.0) += (now - self.last).as_secs_f64();
+        *self.times.0.entry(part).or_insert(0.0) += (now - self.last).as_secs_f64();
         self.last = now;
+    }
+
+    fn forward(
+        &mut self,
+        model: &mut Model,
+        arena: &mut HostArena,
+        batch: &[SequenceChunk<'_>],
+        logits: &mut Logits,
+    ) -> Result<()> {
+        self.ended(OUTSIDE);
+        model.forward_phases(&mut |phase| self.ended(phase.name()), arena, batch, logits)?;
+        self.ended(OUTSIDE);
+        Ok(())
     }
 }
 
@@ -201,11 +232,11 @@ impl Bench {
     }
 
     fn row(&mut self, weights: WeightFormat, args: &BenchForwardArgs) -> Result<Row> {
-        let (mut prefill_seconds, mut phases) = self.prefill(args.chunk)?;
+        let mut prefill = self.prefill(args.chunk)?;
         for _ in 1..PREFILL_ROUNDS {
             let next = self.prefill(args.chunk)?;
-            if next.0 < prefill_seconds {
-                (prefill_seconds, phases) = next;
+            if next.seconds() < prefill.seconds() {
+                prefill = next;
             }
         }
         let mut product_rate = self.product_rate();
@@ -215,7 +246,7 @@ impl Bench {
             product_rate = product_rate.max(self.product_rate());
             for best in &mut decode {
                 let next = self.decode(best.batch)?;
-                if next.seconds < best.seconds {
+                if next.times.seconds() < best.times.seconds() {
                     *best = next;
                 }
             }
@@ -227,8 +258,7 @@ impl Bench {
             weights,
             tokens: self.tokens,
             product_rate,
-            prefill_seconds,
-            phases,
+            prefill,
             decode,
         })
     }
@@ -240,11 +270,10 @@ impl Bench {
         flops as f64 / clock.elapsed().as_secs_f64()
     }
 
-    fn prefill(&mut self, chunk: usize) -> Result<(f64, Phases)> {
+    fn prefill(&mut self, chunk: usize) -> Result<Times> {
         let ids: Vec<u32> = (0..self.tokens).map(token_id).collect();
         let pages: Vec<PageId> = (0..self.blocks).map(PageId::new).collect();
-        let (mut logits, clock) = (Logits::new(), Instant::now());
-        let mut phases = PhaseClock::start();
+        let (mut logits, mut watch) = (Logits::new(), Stopwatch::start());
         for (i, part) in ids.chunks(chunk).enumerate() {
             let batch = [SequenceChunk {
                 slot: SlotId::new(0),
@@ -254,10 +283,9 @@ impl Bench {
                 before: None,
                 logits: LogitsWanted::Last,
             }];
-            let mut ended = |phase| phases.ended(phase);
-            self.model.forward_phases(&mut ended, &mut self.arena, &batch, &mut logits)?;
+            watch.forward(&mut self.model, &mut self.arena, &batch, &mut logits)?;
         }
-        Ok((clock.elapsed().as_secs_f64(), phases.phases))
+        Ok(watch.times)
     }
 
     /// Steps of `batch` requests behind the prompt.
@@ -273,11 +301,10 @@ impl Bench {
         // Each request goes its own way, to experts of its own.
         let steps = WARM_STEPS + DECODE_STEPS;
         let ids: Vec<u32> = (0..steps * batch).map(token_id).collect();
-        let (mut logits, mut clock) = (Logits::new(), Instant::now());
-        let mut phases = PhaseClock::start();
+        let (mut logits, mut watch) = (Logits::new(), Stopwatch::start());
         for step in 0..steps {
             if step == WARM_STEPS {
-                (clock, phases) = (Instant::now(), PhaseClock::start());
+                watch = Stopwatch::start();
             }
             let pieces: Vec<SequenceChunk<'_>> = (0..batch)
                 .map(|slot| SequenceChunk {
@@ -289,32 +316,32 @@ impl Bench {
                     logits: LogitsWanted::Last,
                 })
                 .collect();
-            let mut ended = |phase| phases.ended(phase);
-            self.model.forward_phases(&mut ended, &mut self.arena, &pieces, &mut logits)?;
+            watch.forward(&mut self.model, &mut self.arena, &pieces, &mut logits)?;
         }
-        let seconds = clock.elapsed().as_secs_f64() / f64::from(DECODE_STEPS);
-        let mut phases = phases.phases;
-        for seconds in phases.values_mut() {
-            *seconds /= f64::from(DECODE_STEPS);
-        }
-        Ok(Decode { batch, seconds, phases })
+        Ok(Decode { batch, times: watch.times.divided_by(DECODE_STEPS) })
     }
 }
 
 impl Row {
     fn prefill_rate(&self) -> f64 {
-        f64::from(self.tokens) / self.prefill_seconds
+        f64::from(self.tokens) / self.prefill.seconds()
     }
 
     /// Share of the products' rate that the prefill reaches.
     fn prefill_share(&self) -> f64 {
         let flops = forward_flops(&ModelConfig::demo(), 0, self.tokens) as f64;
-        flops / self.prefill_seconds / self.product_rate
+        flops / self.prefill.seconds() / self.product_rate
     }
 
     fn decode_share(&self, decode: &Decode) -> f64 {
         let flops = forward_flops(&ModelConfig::demo(), self.tokens, 1) * u64::from(decode.batch);
-        flops as f64 / decode.seconds / self.product_rate
+        flops as f64 / decode.times.seconds() / self.product_rate
+    }
+}
+
+impl Decode {
+    fn rate(&self) -> f64 {
+        f64::from(self.batch) / self.times.seconds()
     }
 }
 
@@ -326,18 +353,13 @@ fn weights_name(weights: WeightFormat) -> &'static str {
     }
 }
 
-/// Each phase's share of the whole.
-fn shares(phases: &Phases, seconds: f64) -> Phases {
-    phases.iter().map(|(name, phase)| (*name, phase / seconds)).collect()
-}
-
 fn to_json(row: &Row) -> Value {
     let decode = |decode: &Decode| {
         json!({
             "batch": decode.batch,
-            "tokens_per_s": f64::from(decode.batch) / decode.seconds,
+            "tokens_per_s": decode.rate(),
             "share_of_matrix_rate": row.decode_share(decode),
-            "phase_shares": shares(&decode.phases, decode.seconds),
+            "phase_shares": decode.times.shares(),
         })
     };
     json!({
@@ -348,7 +370,7 @@ fn to_json(row: &Row) -> Value {
         "matrix_gflops": row.product_rate / 1e9,
         "prefill_tokens_per_s": row.prefill_rate(),
         "prefill_share_of_matrix_rate": row.prefill_share(),
-        "prefill_phase_shares": shares(&row.phases, row.prefill_seconds),
+        "prefill_phase_shares": row.prefill.shares(),
         "decode": row.decode.iter().map(decode).collect::<Vec<_>>(),
     })
 }
@@ -376,14 +398,10 @@ fn to_table(rows: &[Row]) -> String {
         "time",
     ]);
     for row in rows {
-        let decode: Vec<String> = row
-            .decode
-            .iter()
-            .map(|d| format!("{}: {:.0}", d.batch, f64::from(d.batch) / d.seconds))
-            .collect();
+        let decode: Vec<String> =
+            row.decode.iter().map(|d| format!("{}: {:.0}", d.batch, d.rate())).collect();
         let share = |(name, share): (&'static str, f64)| format!("{name} {:.0} %", 100.0 * share);
-        let phases: Vec<String> =
-            shares(&row.phases, row.prefill_seconds).into_iter().map(share).collect();
+        let parts: Vec<String> = row.prefill.shares().into_iter().map(share).collect();
         table.add_row([
             weights_name(row.weights).to_owned(),
             format!("{}/{}", row.kv.name(), row.indexer.name()),
@@ -391,7 +409,7 @@ fn to_table(rows: &[Row]) -> String {
             format!("{:.0}", row.prefill_rate()),
             format!("{:.0} %", 100.0 * row.prefill_share()),
             decode.join(", "),
-            phases.join(", "),
+            parts.join(", "),
         ]);
     }
     table.to_string()

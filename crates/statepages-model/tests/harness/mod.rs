@@ -10,7 +10,8 @@ use statepages_geometry::{
     BLOCK_TOKENS, CacheConfig, CacheOptions, DraftLayers, Dsv4Geometry, IndexerFormat, KvFormat,
 };
 use statepages_model::{
-    Choices, Isa, Logits, LogitsWanted, Model, ModelConfig, RunOptions, SequenceChunk, Weights,
+    Choices, Isa, Logits, LogitsWanted, Model, ModelConfig, Phase, RunOptions, SequenceChunk,
+    Weights,
 };
 use statepages_page::{Boundary, ImageRule, PageId, Pages, Segment, SlotId};
 
@@ -128,6 +129,16 @@ impl Rig {
             .forward_with(choices, &mut self.arena, &[chunk(piece)], &mut self.logits)
             .expect("a sound batch");
         self.logits.sequence(0).to_vec()
+    }
+
+    /// [`Rig::batch`] of one piece, and the phases that were told.
+    pub(crate) fn told(&mut self, piece: &Piece<'_>) -> (Vec<f32>, Vec<Phase>) {
+        let mut told = Vec::new();
+        let mut ended = |phase| told.push(phase);
+        self.model
+            .forward_phases(&mut ended, &mut self.arena, &[chunk(piece)], &mut self.logits)
+            .expect("a sound batch");
+        (self.logits.sequence(0).to_vec(), told)
     }
 
     /// Logits of all tokens of one request, computed in chunks of the given lengths, the last of
