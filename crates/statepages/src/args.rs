@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use serde::{Deserialize, Serialize};
 use statepages_cuda::KernelShape;
+use statepages_model::{Sampling, SamplingOptions};
 
 use crate::bench_forward::BenchForwardArgs;
 use crate::replay_args::ReplayArgs;
@@ -165,7 +167,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// The prompt; without it and without --prompt-file, standard input
-    #[arg(long, conflicts_with = "prompt_file")]
+    #[arg(long, conflicts_with = "prompt_file", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(long, value_name = "FILE")]
@@ -174,13 +176,13 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = temperature)]
     pub(crate) temperature: f32,
     /// Draw from the K likeliest tokens; 0 means all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub(crate) top_k: u32,
     /// Draw from the likeliest tokens that hold this share of the probability
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = top_p)]
     pub(crate) top_p: f32,
     /// Seed of the draws
     #[arg(long, default_value_t = 0)]
@@ -259,7 +261,7 @@ pub(crate) struct GeometryArgs {
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
     /// Tokens of a block
-    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 256, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
     pub(crate) block_size: u32,
     /// Device memory for pages and slots, such as 80GiB
     #[arg(long, value_name = "SIZE", requires = "max_seqs", allow_hyphen_values = true)]
@@ -280,7 +282,7 @@ pub(crate) struct SimArgs {
     pub(crate) seed: u64,
     /// Seeds of the worlds to run, the last one left out
     #[arg(long, value_name = "A..B")]
-    pub(crate) seeds: Option<String>,
+    pub(crate) seeds: Option<Seeds>,
     /// Stimuli and completions of each world
     #[arg(long, default_value_t = 20_000, value_name = "M")]
     pub(crate) events: u64,
@@ -293,10 +295,10 @@ pub(crate) struct SimArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchStoreArgs {
     /// Pages of the pool; may be given several times
-    #[arg(long, default_values_t = [100_000], value_name = "N")]
+    #[arg(long, default_values_t = [100_000], value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) units: Vec<u32>,
     /// Units of one image
-    #[arg(long, default_value_t = 17, value_name = "K")]
+    #[arg(long, default_value_t = 17, value_name = "K", value_parser = value_parser!(u32).range(1..))]
     pub(crate) units_per_checkpoint: u32,
     /// Draw cost against pool size into this SVG file
     #[arg(long, value_name = "FILE")]
@@ -304,6 +306,46 @@ pub(crate) struct BenchStoreArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Seeds from one up to another, which is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seeds {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+}
+
+impl std::str::FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(range: &str) -> Result<Self, String> {
+        let (first, last) =
+            range.split_once("..").ok_or_else(|| format!("expected A..B, got {range}"))?;
+        let number = |text: &str| {
+            text.parse::<u64>().map_err(|error| format!("expected a number, got {text:?}: {error}"))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        match last.checked_sub(first) {
+            None | Some(0) => Err(format!("expected A below B, got {range}")),
+            Some(count) => Ok(Self { first, count }),
+        }
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    sampled(text, |temperature| SamplingOptions { temperature, ..ANY })
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    sampled(text, |top_p| SamplingOptions { top_p, ..ANY })
+}
+
+const ANY: SamplingOptions = SamplingOptions { temperature: 1.0, top_k: None, top_p: 1.0 };
+
+/// A number that the sampler takes.
+fn sampled(text: &str, options: impl Fn(f32) -> SamplingOptions) -> Result<f32, String> {
+    let value = text.parse().map_err(|_| format!("expected a number, got {text}"))?;
+    Sampling::new(options(value)).map(|_| value).map_err(|error| error.to_string())
 }
 
 /// What to measure.
@@ -340,13 +382,19 @@ pub(crate) struct BenchCopyArgs {
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
     /// Images of a batch; a row for each
-    #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "N,N")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4,16",
+        value_name = "N,N",
+        value_parser = value_parser!(u32).range(1..)
+    )]
     pub(crate) images: Vec<u32>,
     /// Which way they go
     #[arg(long, value_enum, default_value = "mixed")]
     pub(crate) direction: Direction,
     /// Rounds of each arm; the median counts
-    #[arg(long, default_value_t = 50, value_name = "N")]
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Bytes of images that batches take turns on, so that no cache holds the next batch's
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use serde_json::json;
@@ -22,7 +22,7 @@ use statepages_page::{
 
 use crate::args::{BenchCopyArgs, BenchDevice, Direction, Units};
 use crate::bench_gpu::GpuArms;
-use crate::geometry_command::preset;
+use crate::geometry_command::{misfit, preset};
 
 /// Seed of contents and of the order of units.
 const SEED: u64 = 20_260;
@@ -82,9 +82,6 @@ impl Row {
 }
 
 pub(crate) fn run(args: &BenchCopyArgs) -> Result<()> {
-    if args.images.is_empty() || args.images.contains(&0) || args.rounds == 0 {
-        bail!("--images and --rounds: expected at least 1");
-    }
     let options = CacheOptions {
         kv: args.layout.kv.into(),
         indexer: args.layout.indexer.into(),
@@ -93,7 +90,8 @@ pub(crate) fn run(args: &BenchCopyArgs) -> Result<()> {
         dcp_world_size: 1,
         image: args.layout.image.into(),
     };
-    let layout = Dsv4Geometry::new(&preset(args.model), &options)?.layout().clone();
+    let geometry = Dsv4Geometry::new(&preset(args.model), &options).context(misfit())?;
+    let layout = geometry.layout().clone();
     let sizes = sizes(args, &layout);
     let mut arms: Box<dyn Arms> = match args.device {
         BenchDevice::Cpu => Box::new(CpuArms::new(&layout, sizes)?),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum, value_parser};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -42,14 +42,26 @@ pub(crate) struct BenchForwardArgs {
     #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(0..=THREADS_MAX))]
     pub(crate) threads: u32,
     /// Prompt lengths
-    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_name = "TOKENS")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "512,4096",
+        value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(1..)
+    )]
     pub(crate) lengths: Vec<u32>,
     /// Requests of a decode batch
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_name = "N")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16",
+        value_name = "N",
+        value_parser = value_parser!(u32).range(1..)
+    )]
     pub(crate) batches: Vec<u32>,
     /// Tokens of a prefill chunk
-    #[arg(long, default_value_t = 1_024, value_name = "TOKENS")]
-    pub(crate) chunk: usize,
+    #[arg(long, default_value_t = 1_024, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) chunk: u32,
     /// Row format of KV; without it, bf16 and fp8
     #[arg(long, value_enum)]
     pub(crate) kv: Option<Kv>,
@@ -151,9 +163,6 @@ impl Stopwatch {
 }
 
 pub(crate) fn run(args: &BenchForwardArgs) -> Result<()> {
-    if args.chunk == 0 || args.lengths.contains(&0) || args.batches.contains(&0) {
-        bail!("--chunk, --lengths, --batches: expected at least 1, got 0");
-    }
     let threads = match NonZeroUsize::new(args.threads as usize) {
         Some(threads) => threads,
         None => available_parallelism()?,
@@ -232,9 +241,9 @@ impl Bench {
     }
 
     fn row(&mut self, weights: WeightFormat, args: &BenchForwardArgs) -> Result<Row> {
-        let mut prefill = self.prefill(args.chunk)?;
+        let mut prefill = self.prefill(args.chunk as usize)?;
         for _ in 1..PREFILL_ROUNDS {
-            let next = self.prefill(args.chunk)?;
+            let next = self.prefill(args.chunk as usize)?;
             if next.seconds() < prefill.seconds() {
                 prefill = next;
             }

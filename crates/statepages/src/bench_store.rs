@@ -11,6 +11,7 @@ use serde_json::json;
 use statepages_sim::{Row, bench_store};
 
 use crate::args::BenchStoreArgs;
+use crate::given::FlagError;
 
 pub(crate) fn run(args: &BenchStoreArgs) -> Result<()> {
     let begun = Instant::now();
@@ -18,8 +19,9 @@ pub(crate) fn run(args: &BenchStoreArgs) -> Result<()> {
     let mut rows = Vec::new();
     for &pages in &args.units {
         let units = args.units_per_checkpoint;
-        let measured = bench_store(pages, units, &now)
-            .with_context(|| format!("--units {pages} --units-per-checkpoint {units}"))?;
+        let measured = bench_store(pages, units, &now).with_context(|| {
+            FlagError(format!("--units {pages} --units-per-checkpoint {units}"))
+        })?;
         rows.extend(measured);
     }
     if let Some(path) = &args.plot {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use statepages_engine::{CpuRunner, Engine, EngineParts, RawLimits, StartupFacts};
 use statepages_geometry::{CacheOptions, Dsv4Geometry, IndexerFormat, KvFormat};
 use statepages_model::{Isa, Model, ModelConfig, RunOptions, Weights};
@@ -18,6 +18,7 @@ use statepages_weights::{Published, available_memory};
 
 use crate::args::{EngineArgs, Fault, Keeping};
 use crate::fault::FaultyRunner;
+use crate::given::FlagError;
 
 /// Tokens of a block: the grid of boundaries.
 pub(crate) const BLOCK_TOKENS: usize = statepages_geometry::BLOCK_TOKENS.get() as usize;
@@ -74,7 +75,7 @@ pub(crate) fn engine(
         layout: Some(geometry.layout().id.clone()),
     };
     Engine::new(parts, FaultyRunner::new(runner, fault))
-        .map_err(|error| anyhow!("{}: {error}", flag(error.field)))
+        .map_err(|error| FlagError(format!("{}: {error}", flag(error.field))).into())
 }
 
 /// The flag that sets a limit of the engine.
@@ -150,7 +151,7 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
     tracing::info!("{}", StartupFacts::of(&spec));
     let interval = args.state_checkpoint_interval_tokens;
     let (interval, snapped) = CheckpointInterval::parse(interval, block)
-        .map_err(|error| anyhow!("--state-checkpoint-interval-tokens: {error}"))?;
+        .context(FlagError("--state-checkpoint-interval-tokens".to_owned()))?;
     if let Some(snapped) = snapped {
         tracing::warn!("--state-checkpoint-interval-tokens: {snapped}");
     }
@@ -174,5 +175,5 @@ fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Resu
         Keeping::Statepages => Box::new(Statepages::new(config.pages_max, units)),
         Keeping::Reference => Box::new(ReferenceOrder),
     };
-    ControlPlane::new(config, policy).context("--pages and --max-seqs")
+    ControlPlane::new(config, policy).context(FlagError("--pages and --max-seqs".to_owned()))
 }

@@ -14,6 +14,7 @@ use statepages_page::{BlockSize, Bytes, ImageRule};
 use statepages_weights::read_config;
 
 use crate::args::{GeometryArgs, Image, Indexer, Kv, ModelName};
+use crate::given::FlagError;
 use crate::size;
 
 /// Bytes of the tiles that copies are counted in.
@@ -29,8 +30,7 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
         }
         _ => return Err(anyhow!("expected either --model or --config")),
     };
-    let block = BlockSize::new(args.block_size)
-        .ok_or_else(|| anyhow!("--block-size: expected at least 1, got 0"))?;
+    let block = BlockSize::new(args.block_size).expect("the flag's range starts at 1");
     let options = CacheOptions {
         kv: args.layout.kv.into(),
         indexer: args.layout.indexer.into(),
@@ -39,10 +39,11 @@ pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
         dcp_world_size: 1,
         image: args.layout.image.into(),
     };
-    let geometry = Dsv4Geometry::new(&config, &options).with_context(|| match &args.config {
-        Some(path) => format!("--config: {}", path.display()),
-        None => "the model and the options do not fit together".to_owned(),
-    })?;
+    let geometry = Dsv4Geometry::new(&config, &options);
+    let geometry = match &args.config {
+        Some(path) => geometry.with_context(|| format!("--config: {}", path.display())),
+        None => geometry.context(misfit()),
+    }?;
     let facts = facts(&geometry, args)?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -94,7 +95,7 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
     if let (Some(memory), Some(max_seqs)) = (args.memory, args.max_seqs) {
         let capacity = geometry
             .capacity(Budget { memory: memory.0, max_seqs })
-            .context("--memory and --max-seqs")?;
+            .context(FlagError("--memory and --max-seqs".to_owned()))?;
         facts.insert("slots".into(), capacity.slots.into());
         facts.insert("pages".into(), capacity.pages.get().into());
         facts.insert("images".into(), capacity.images.into());
@@ -104,6 +105,11 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
         facts.insert("unused_bytes".into(), capacity.unused.get().into());
     }
     Ok(facts)
+}
+
+/// What is wrong where the shape of a known model is refused.
+pub(crate) fn misfit() -> FlagError {
+    FlagError("the model and the options do not fit together".to_owned())
 }
 
 pub(crate) fn preset(model: ModelName) -> CacheConfig {

@@ -7,6 +7,19 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 use crate::args::{Bench, BenchCopyArgs, BenchDevice, Cli, Command, DemoArgs, Fault};
 use crate::replay_args::{OrderName, ReplayArgs, TimeName, WorkloadName};
 
+/// Why a run cannot be, where its flags alone are the reason: an error, or the context of one. It ends
+/// the process as flags do that cannot be read.
+#[derive(Debug)]
+pub(crate) struct FlagError(pub(crate) String);
+
+impl std::fmt::Display for FlagError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for FlagError {}
+
 /// What may be read, and when.
 struct Rule {
     flag: &'static str,
@@ -73,7 +86,16 @@ fn replay(args: &ReplayArgs) -> Vec<Rule> {
     let rule = |flag, any: &[WorkloadName], beside| Rule { flag, applies: sends(any), beside };
     let seeded = sends(&[Gsm8k64Fresh, Distinct, Shared]) || args.order == OrderName::Shuffled;
     let timed = args.time == TimeName::Trace;
+    let served = args.policy.iter().any(|name| name.policy().is_some());
+    let serving = |flag| Rule { flag, applies: served, beside: "another --policy than opt" };
     vec![
+        serving("max-batched-tokens"),
+        serving("state-checkpoint-interval-tokens"),
+        serving("passes"),
+        serving("time"),
+        serving("concurrency"),
+        serving("batch-us"),
+        serving("tokens-per-s"),
         rule(
             "data",
             &[Gsm8k64, Gsm8k64Fresh, Mooncake, Lmcache, Jsonl],
@@ -126,6 +148,7 @@ mod tests {
             ("replay --workload shared --prompt-tokens 9", "--prompt-tokens", "distinct"),
             ("replay --workload distinct --batch-us 9", "--batch-us", "--time trace"),
             ("replay --workload mooncake --time trace --concurrency 2", "--concurrency", "--time"),
+            ("replay --workload distinct --policy opt --concurrency 4", "--concurrency", "opt"),
             ("demo --fault wrong-boundary --policy reference", "--policy", "wrong-boundary"),
             ("bench copy --passing upload", "--passing", "cuda:N"),
         ] {
@@ -134,6 +157,7 @@ mod tests {
         }
         for words in [
             "replay --workload distinct,lmcache --sessions 3 --prompts 4",
+            "replay --workload distinct --policy opt,lru --passes mixed --concurrency 4",
             "replay --workload mooncake --time trace --batch-us 9 --order shuffled --seed 4",
             "demo --fault skip-restore --policy reference",
             "bench copy --device cuda:0 --passing upload",

@@ -59,7 +59,8 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(format_args!("{error:#}"));
-            ExitCode::FAILURE
+            let flags = error.downcast_ref::<given::FlagError>().is_some();
+            if flags { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use cpu_time::ThreadTime;
@@ -15,12 +15,13 @@ use statepages_geometry::{CacheOptions, Dsv4Geometry};
 use statepages_page::{BlockSize, Pages};
 use statepages_replay::{
     Bound, Distinct, Draws, Extent, History, KEEP_REASONS, Line, Order, Pace, Phase, Policy,
-    RoundFigures, Run, Server, Shared, Stage, Texts, Trace, Watch, gsm8k64, jsonl, lmcache,
-    mooncake, plot, replay,
+    ReplayError, RoundFigures, Run, Server, Shared, Stage, Texts, Trace, Watch, gsm8k64, jsonl,
+    lmcache, mooncake, plot, replay,
 };
 use statepages_store::{CheckpointInterval, LossReason};
 
-use crate::geometry_command::preset;
+use crate::geometry_command::{misfit, preset};
+use crate::given::FlagError;
 use crate::replay_args::{
     OrderName, POOL_PAGES_MAX, PassesName, PolicyName, PoolSize, ReplayArgs, TimeName, WorkloadName,
 };
@@ -156,7 +157,10 @@ impl<'a> Lab<'a> {
         let all = self.working_set();
         let pages = (all as f64 * share / 100.0).ceil();
         if pages > f64::from(POOL_PAGES_MAX) {
-            bail!("--pages: expected at most {POOL_PAGES_MAX} pages, got {share}% of {all}");
+            return Err(FlagError(format!(
+                "--pages: expected at most {POOL_PAGES_MAX} pages, got {share}% of {all}"
+            ))
+            .into());
         }
         Ok((pages as u32).max(1))
     }
@@ -166,8 +170,19 @@ impl<'a> Lab<'a> {
         let pages = Pages::new(pages);
         if let Some(policy) = policy {
             let server = Server { pages, policy, ..server.clone() };
-            let run = replay(&server, phases, order(args), args.seed, watch)?;
-            return Ok(Figures::Run(policy, Box::new(run)));
+            let run = replay(&server, phases, order(args), args.seed, watch);
+            return match run {
+                Ok(run) => Ok(Figures::Run(policy, Box::new(run))),
+                Err(
+                    error @ (ReplayError::Config(_)
+                    | ReplayError::Limit(_)
+                    | ReplayError::Geometry(_)),
+                ) => {
+                    let what = format!("--pages {pages} and --max-seqs {}", server.seqs);
+                    Err(anyhow::Error::new(error).context(FlagError(what)))
+                }
+                Err(error) => Err(error.into()),
+            };
         }
         let history = history.as_ref().expect("made where a bound is asked for");
         let units = server.layout.units_per_checkpoint();
@@ -213,13 +228,12 @@ fn server(args: &ReplayArgs) -> Result<Server> {
         dcp_world_size: 1,
         image: args.layout.image.into(),
     };
-    let geometry = Dsv4Geometry::new(&preset(args.model), &options)
-        .context("the model and the options do not fit together")?;
+    let geometry = Dsv4Geometry::new(&preset(args.model), &options).context(misfit())?;
     let interval = match args.state_checkpoint_interval_tokens {
         None => None,
         Some(tokens) => {
             let (interval, snapped) = CheckpointInterval::parse(tokens, block)
-                .map_err(|error| anyhow!("--state-checkpoint-interval-tokens: {error}"))?;
+                .context(FlagError("--state-checkpoint-interval-tokens".to_owned()))?;
             if let Some(snapped) = snapped {
                 tracing::warn!("--state-checkpoint-interval-tokens: {snapped}");
             }
@@ -286,7 +300,8 @@ fn trace(
             lmcache(&folder, tokenizer(args, texts)?, at_once, args.output_tokens, watch)?
         }
         WorkloadName::Jsonl => {
-            let file = args.file.as_deref().context("--file: expected one for jsonl, got none")?;
+            let missing = || FlagError("--file: expected one for jsonl, got none".to_owned());
+            let file = args.file.as_deref().ok_or_else(missing)?;
             let named = args.tokenizer.is_some() || args.data.is_some();
             let texts = if named { Some(tokenizer(args, texts)?) } else { None };
             jsonl(file, texts, output_tokens, watch)?
@@ -311,11 +326,8 @@ fn trace(
 }
 
 fn in_data(args: &ReplayArgs, place: &str) -> Result<PathBuf> {
-    let data = args
-        .data
-        .as_deref()
-        .with_context(|| format!("--data: expected the folder that holds {place}, got none"))?;
-    Ok(data.join(place))
+    let missing = || FlagError(format!("--data: expected the folder that holds {place}, got none"));
+    Ok(args.data.as_deref().ok_or_else(missing)?.join(place))
 }
 
 fn file_or(args: &ReplayArgs, place: &str) -> Result<PathBuf> {

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use serde_json::{Value, json};
 use statepages_sim::{Failure, Fault, MEETINGS_MIN, Met, Report, Setup, Tally, attempt, shrink};
 
-use crate::args::SimArgs;
+use crate::args::{Seeds, SimArgs};
 
 /// Events that a run needs before its rare meetings are held against it.
 const STANDARD_EVENTS: u64 = 4_000_000;
@@ -31,15 +31,12 @@ struct Sum {
 }
 
 pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
-    let (first, last) = match &args.seeds {
-        Some(range) => parse_range(range)?,
-        None => (args.seed, args.seed + 1),
-    };
+    let seeds = args.seeds.unwrap_or(Seeds { first: args.seed, count: 1 });
     let begun = Instant::now();
     // A broken invariant panics; what it said is caught and printed once, with how to replay it.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
-    let sum = run_all(first, last, args.events);
+    let sum = run_all(seeds, args.events);
     panic::set_hook(hook);
     let seconds = begun.elapsed().as_secs_f64();
     if let Some(failure) = sum.failure {
@@ -55,10 +52,10 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
     let judged = sum.events >= STANDARD_EVENTS;
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", report_json(&sum, last - first, seconds))?;
+        writeln!(out, "{}", report_json(&sum, seeds.count, seconds))?;
     } else {
         let Sum { events, steps, batches, resumed, kept, tally, .. } = &sum;
-        writeln!(out, "{} seeds clean in {seconds:.1} s", last - first)?;
+        writeln!(out, "{} seeds clean in {seconds:.1} s", seeds.count)?;
         writeln!(
             out,
             "{events} events, {steps} turns, {batches} batches, {kept} stores, {resumed} tokens resumed"
@@ -72,9 +69,9 @@ pub(crate) fn run(args: &SimArgs) -> Result<ExitCode> {
     Ok(if judged && !rare.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn run_all(first: u64, last: u64, events: u64) -> Sum {
+fn run_all(seeds: Seeds, events: u64) -> Sum {
     // Claimed by count, so that no claim passes the last seed there is.
-    let (seeds, claimed) = (last - first, AtomicU64::new(0));
+    let (Seeds { first, count }, claimed) = (seeds, AtomicU64::new(0));
     let sum = Mutex::new(Sum::default());
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
@@ -82,7 +79,7 @@ fn run_all(first: u64, last: u64, events: u64) -> Sum {
             scope.spawn(|| {
                 loop {
                     let claim = claimed.fetch_add(1, Ordering::Relaxed);
-                    if claim >= seeds {
+                    if claim >= count {
                         return;
                     }
                     let seed = first + claim;
@@ -91,7 +88,7 @@ fn run_all(first: u64, last: u64, events: u64) -> Sum {
                     match outcome {
                         Ok(report) => sum.add(&report),
                         Err(failure) => {
-                            claimed.store(seeds, Ordering::Relaxed);
+                            claimed.store(count, Ordering::Relaxed);
                             let earlier = sum.failure.as_ref().map(|failure| failure.setup.seed);
                             if earlier.is_none_or(|earlier| seed < earlier) {
                                 sum.failure = Some(*failure);
@@ -134,18 +131,4 @@ fn report_json(sum: &Sum, seeds: u64, seconds: f64) -> Value {
         "meetings_min": MEETINGS_MIN,
         "meetings": Value::Object(Fault::ALL.into_iter().map(row).collect()),
     })
-}
-
-/// Parses `A..B`.
-fn parse_range(range: &str) -> Result<(u64, u64)> {
-    let (first, last) =
-        range.split_once("..").with_context(|| format!("--seeds: expected A..B, got {range}"))?;
-    let number = |text: &str| {
-        text.parse::<u64>().with_context(|| format!("--seeds: expected a number, got {text:?}"))
-    };
-    let (first, last) = (number(first)?, number(last)?);
-    if first >= last {
-        bail!("--seeds: expected A below B, got {range}");
-    }
-    Ok((first, last))
 }

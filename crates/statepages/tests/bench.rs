@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::command::{json, refused, statepages};
+use crate::command::{json, misused, statepages};
 
 fn words(args: &str) -> Vec<&str> {
     let small = ["bench", "copy", "--model", "mini", "--rounds", "2", "--rotate", "4MiB"];
@@ -66,9 +66,11 @@ fn a_picture_is_drawn() {
 fn mistakes_are_refused_by_name() {
     for (args, wanted) in [
         ("--device tpu:0", "expected cpu, cuda:N or hip:N, got tpu:0"),
-        ("--images 0", "expected at least 1"),
+        ("--images 0", "--images"),
+        ("--rounds 0", "--rounds"),
+        ("--draft-tokens 4000000000", "do not fit together"),
         ("--shape 100,2,8", "got 100,2,8"),
     ] {
-        refused(&words(args), &[wanted]);
+        misused(&words(args), &[wanted]);
     }
 }

@@ -15,7 +15,7 @@ use statepages_replay::{
 };
 use statepages_store::LossReason;
 
-use crate::command::{command, json, refused, statepages, value};
+use crate::command::{command, json, misused, refused, statepages, value};
 
 /// Random weights on byte tokens: what must hold of any model is shown on these, too.
 const SEEDED: [&str; 2] = ["--weights-seed", "20260"];
@@ -29,8 +29,13 @@ fn a_cause_is_told_once() {
 
 #[test]
 fn sizes_beyond_the_control_plane_are_refused() {
-    refused(&["bench", "store", "--units", "4294967295"], &["--units 4294967295"]);
-    refused(&["bench", "store", "--units-per-checkpoint", "0"], &["--units-per-checkpoint 0"]);
+    misused(&["bench", "store", "--units", "4294967295"], &["--units 4294967295"]);
+    misused(
+        &["bench", "store", "--units-per-checkpoint", "0"],
+        &["--units-per-checkpoint", "0 is"],
+    );
+    misused(&["bench", "store", "--units", "0"], &["--units", "0 is"]);
+    misused(&["bench", "store", "--units", "20"], &["--units 20", "17"]);
 }
 
 #[test]
@@ -38,6 +43,12 @@ fn the_last_seeds_are_run_and_no_others() {
     let seeds = "18446744073709551613..18446744073709551615";
     let report = json(&["sim", "--seeds", seeds, "--events", "50", "--json"]);
     assert_eq!(report["seeds"], 2);
+    let last = ["sim", "--seed", "18446744073709551615", "--events", "50", "--json"];
+    assert_eq!(json(&last)["seeds"], 1);
+    for (range, wanted) in [("abc", "A..B"), ("3..x", "\"x\""), ("4..4", "below"), ("5..4", "5..4")]
+    {
+        misused(&["sim", "--seeds", range], &["--seeds", wanted]);
+    }
 }
 
 /// `[page, slot, image, units, spans, tiles]` of a geometry; a zero is not looked at.
@@ -98,51 +109,51 @@ fn geometry_says_what_fits() {
 
 #[test]
 fn bad_flags_are_named() {
-    refused(&["geometry"], &["--model"]);
-    refused(&["geometry", "--model", "v5"], &["v5", "v4-pro"]);
-    refused(
+    misused(&["geometry"], &["--model"]);
+    misused(&["geometry", "--model", "v5"], &["v5", "v4-pro"]);
+    misused(
         &["geometry", "--model", "v4-pro", "--block-size", "100"],
         &["compress_ratios", "128", "100"],
     );
-    refused(&["geometry", "--model", "v4-pro", "--block-size", "0"], &["--block-size", "got 0"]);
-    refused(
+    misused(&["geometry", "--model", "v4-pro", "--block-size", "0"], &["--block-size", "0 is"]);
+    misused(
         &["geometry", "--model", "v4-pro", "--memory", "lots", "--max-seqs", "1"],
         &["--memory", "lots"],
     );
-    refused(
+    misused(
         &["geometry", "--model", "v4-pro", "--memory", "1GiB", "--max-seqs", "256"],
         &["memory", "25395200"],
     );
     refused(&["geometry", "--config", "no/such/file.json"], &["--config", "no/such/file.json"]);
-    refused(&["demo", "--requests", "4"], &["--requests", "multiple of 3", "4"]);
-    refused(&["demo", "--requests", "18446744073709551615"], &["--requests", "30000"]);
-    refused(&["demo", "--max-seqs", "4000000000"], &["--max-seqs", "4096"]);
-    refused(&["demo", "--pages", "4000000000"], &["--pages", "16777216"]);
-    refused(&["demo", "--threads", "5000"], &["--threads", "256"]);
-    refused(&["demo", "--max-tokens", "0"], &["--max-tokens"]);
-    refused(
+    misused(&["demo", "--requests", "4"], &["--requests", "multiple of 3", "4"]);
+    misused(&["demo", "--requests", "18446744073709551615"], &["--requests", "30000"]);
+    misused(&["demo", "--max-seqs", "4000000000"], &["--max-seqs", "4096"]);
+    misused(&["demo", "--pages", "4000000000"], &["--pages", "16777216"]);
+    misused(&["demo", "--threads", "5000"], &["--threads", "256"]);
+    misused(&["demo", "--max-tokens", "0"], &["--max-tokens"]);
+    misused(
         &["demo", "--state-checkpoint-interval-tokens", "-7"],
         &["--state-checkpoint-interval-tokens", "-7"],
     );
-    refused(
+    misused(
         &["demo", "--state-checkpoint-interval-tokens", "100"],
         &["--state-checkpoint-interval-tokens", "256", "100"],
     );
-    refused(&["demo", "--max-seqs", "0"], &["--max-seqs", "0"]);
-    refused(&["demo", "--pages", "3"], &["pages", "3"]);
-    refused(&["demo", "--max-batched-tokens", "2"], &["--max-batched-tokens", "2"]);
+    misused(&["demo", "--max-seqs", "0"], &["--max-seqs", "0"]);
+    misused(&["demo", "--pages", "3"], &["pages", "3"]);
+    misused(&["demo", "--max-batched-tokens", "2"], &["--max-batched-tokens", "2"]);
     refused(&["demo", "--prompts", "no/such/file"], &["--prompts", "no/such/file"]);
     refused(&["demo", "--replay", "no/such/file"], &["--replay", "no/such/file"]);
     refused(&["demo", "--record", "no/such/file"], &["--record", "no/such/file"]);
     refused(&["demo", "--metrics-out", "no/such/file"], &["--metrics-out", "no/such/file"]);
-    refused(&["generate", "--prompt", "x", "--temperature", "NaN"], &["temperature", "NaN"]);
-    refused(&["generate", "--prompt", "x", "--top-p", "1.5"], &["top_p", "1.5"]);
-    refused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["--max-tokens", "0"]);
-    refused(&["generate", "--prompt", "x", "--temperature", "-1"], &["temperature", "-1"]);
+    misused(&["generate", "--prompt", "x", "--temperature", "NaN"], &["temperature", "NaN"]);
+    misused(&["generate", "--prompt", "x", "--top-p", "1.5"], &["--top-p", "top_p", "1.5"]);
+    misused(&["generate", "--prompt", "x", "--max-tokens", "0"], &["--max-tokens", "0"]);
+    misused(&["generate", "--prompt", "x", "--temperature", "-1"], &["temperature", "-1"]);
     refused(&["generate", "--prompt-file", "/dev/zero"], &["--prompt-file", "524288"]);
-    refused(&["demo", "--weights-seed", "1", "--model", "x"], &["--weights-seed", "--model"]);
+    misused(&["demo", "--weights-seed", "1", "--model", "x"], &["--weights-seed", "--model"]);
     refused(&["generate", "--prompt", "x", "--model", "no/such"], &["--model", "no/such"]);
-    refused(&["generate", "--prompt", ""], &["prompt"]);
+    misused(&["generate", "--prompt", ""], &["prompt"]);
     refused(&["generate"], &["standard input is empty"]);
     refused(&["cold-arm"], &["standard input holds no job"]);
 }
@@ -256,10 +267,10 @@ fn the_demo_resumes_records_and_replays() {
 
     // Flags that name one file twice are refused before anything is written.
     for (flag, other) in [("--record", "--replay"), ("--metrics-out", "--replay")] {
-        refused(&["demo", other, &record, flag, &record], &[flag, other]);
+        misused(&["demo", other, &record, flag, &record], &[flag, other]);
     }
     let twin = path("record");
-    refused(&["demo", "--replay", &record, "--metrics-out", &twin], &["--metrics-out", "--replay"]);
+    misused(&["demo", "--replay", &record, "--metrics-out", &twin], &["--metrics-out", "--replay"]);
     refused(&["demo", "--replay", "no/such/file", "--record", &metrics], &["no/such/file"]);
     assert!(!fs::read_to_string(&metrics).unwrap().is_empty(), "an earlier file is left alone");
     assert_eq!(fs::read_to_string(&record).unwrap().lines().count(), 7);

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::command::{json, refused, statepages, value};
+use crate::command::{json, misused, refused, statepages, value};
 
 /// A cycle of prompts that share nothing: least recently used keeps all or nothing, and the figures
 /// of a run add up.
@@ -69,7 +69,7 @@ fn prompts_that_the_pool_cannot_hold_are_left_out_and_counted() {
     let round = &report["runs"][0]["rounds"][0];
     assert_eq!((&round["too_long"], &round["requests"]), (&7.into(), &0.into()));
     assert_eq!((&round["full_tokens"], &round["batches"]), (&0.into(), &0.into()));
-    refused(&[&small[..], &["--pages", "3"]].concat(), &["pages", "4 units", "got 3"]);
+    misused(&[&small[..], &["--pages", "3"]].concat(), &["--pages 3", "4 units", "got 3"]);
 }
 
 #[test]
@@ -120,13 +120,13 @@ fn prompts_of_a_file_keep_their_sessions_times_and_replies() {
         &["replay", "--workload", "jsonl", "--file", bad.to_str().unwrap()],
         &["an empty file"],
     );
-    refused(
+    misused(
         &["replay", "--workload", "distinct", "--prompt-tokens", "1000000000"],
         &["--prompt-tokens"],
     );
-    refused(&["replay", "--workload", "jsonl"], &["--file"]);
-    refused(&["replay", "--workload", "gsm8k64"], &["--data", "gsm8k"]);
-    refused(
+    misused(&["replay", "--workload", "jsonl"], &["--file"]);
+    misused(&["replay", "--workload", "gsm8k64"], &["--data", "gsm8k"]);
+    misused(
         &["replay", "--workload", "distinct", "--pages", "0"],
         &["--pages", "4194304", "got 0"],
     );

@@ -14,13 +14,14 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use statepages_engine::{CpuRunner, Sampling, Stop};
 
 use crate::args::{DemoArgs, EngineArgs, Fault, Keeping};
 use crate::built_in;
 use crate::fault::FaultyRunner;
+use crate::given::FlagError;
 use crate::metrics::MetricsOut;
 use crate::session::{Completion, Job, Listener, Pace, Session};
 use crate::tokens::Texts;
@@ -109,7 +110,8 @@ fn shifted(args: &DemoArgs) -> DemoArgs {
 
 fn check(args: &DemoArgs) -> Result<()> {
     if !args.requests.is_multiple_of(3) {
-        bail!("--requests: expected a multiple of 3, got {}", args.requests);
+        let what = format!("--requests: expected a multiple of 3, got {}", args.requests);
+        return Err(FlagError(what).into());
     }
     let metrics = args.metrics_out.as_deref();
     let lines = metrics.map(crate::metrics::lines_path);
@@ -125,7 +127,9 @@ fn check(args: &DemoArgs) -> Result<()> {
             if let (Some(path), Some(before)) = (path, before)
                 && same_file(path, before)
             {
-                bail!("{flag}: expected another file than that of {other}, got {}", path.display());
+                let got = path.display();
+                let what = format!("{flag}: expected another file than that of {other}, got {got}");
+                return Err(FlagError(what).into());
             }
         }
     }

@@ -25,11 +25,21 @@ pub(crate) fn value(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {errors}"))
 }
 
-/// Fails, says each of `wanted` on standard error, and prints nothing else.
+/// Fails for what it was given to read, says each of `wanted` on standard error, and prints nothing
+/// else.
 pub(crate) fn refused(args: &[&str], wanted: &[&str]) {
+    fails(1, args, wanted);
+}
+
+/// [`refused`] for the flags alone.
+pub(crate) fn misused(args: &[&str], wanted: &[&str]) {
+    fails(2, args, wanted);
+}
+
+fn fails(code: i32, args: &[&str], wanted: &[&str]) {
     let output = statepages(args);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{args:?} was taken");
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
     assert!(output.stdout.is_empty(), "{args:?} printed a result");
     for part in wanted {
         assert!(errors.contains(part), "{args:?}: `{part}` not in: {errors}");
