@@ -132,6 +132,35 @@ impl HostArena {
         self.planes[plane].item_mut(slot.index())
     }
 
+    /// Number of slot planes.
+    pub fn planes(&self) -> usize {
+        self.planes.len()
+    }
+
+    /// Bytes of several slots, for threads that write one each: all planes of the first, then all of
+    /// the second, and so on. Takes the order of the slots' number times its logarithm.
+    ///
+    /// # Panics
+    /// Where a slot does not exist, or is asked for twice.
+    pub fn slots_mut(&mut self, slots: &[SlotId]) -> Vec<&mut [u8]> {
+        let planes = self.planes.len();
+        let mut ascending: Vec<usize> = (0..slots.len()).collect();
+        ascending.sort_unstable_by_key(|&i| slots[i]);
+        let mut lent: Vec<&mut [u8]> = Vec::new();
+        lent.resize_with(slots.len() * planes, Default::default);
+        for (plane, buffer) in self.planes.iter_mut().enumerate() {
+            let stride = buffer.stride;
+            let (mut rest, mut next) = (buffer.bytes_mut(), 0);
+            for &i in &ascending {
+                let between = slots[i].index().checked_sub(next).expect("each slot is lent once");
+                let (slot, behind) = rest[between * stride..].split_at_mut(stride);
+                (lent[i * planes + plane], rest) = (slot, behind);
+                next = slots[i].index() + 1;
+            }
+        }
+        lent
+    }
+
     /// Copies a whole slot, plane by plane.
     ///
     /// # Panics

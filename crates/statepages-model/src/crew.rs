@@ -98,14 +98,17 @@ impl Hands {
     }
 
     /// Calls `f` once for each item. A thread takes the next item when it is done with one.
-    pub(crate) fn each<I>(self, items: I, f: impl Fn(I::Item) + Sync)
+    pub(crate) fn each<I>(self, mut items: I, f: impl Fn(I::Item) + Sync)
     where
         I: Iterator<Item: Send> + Send,
     {
         if self.0 == 1 {
             return items.for_each(f);
         }
-        let items = Mutex::new(items);
+        // Nobody is asked to help with nothing, or with one item.
+        let Some(first) = items.next() else { return };
+        let Some(second) = items.next() else { return f(first) };
+        let items = Mutex::new([first, second].into_iter().chain(items));
         let take = || {
             // Bound, so that the lock is not held while the item is worked on.
             let next = || lock(&items).next();

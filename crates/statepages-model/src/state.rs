@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
-use statepages_page::{PageId, Tokens};
+use statepages_page::{PageId, SlotId, Tokens};
 
 use crate::batch::{Span, Token};
 use crate::kernel::lanes::Machine;
@@ -82,8 +82,18 @@ fn slot_row<'a>(arena: &'a HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a [u
     &arena.slot(at.plane, span.slot)[at.bytes.clone()]
 }
 
-fn slot_row_mut<'a>(arena: &'a mut HostArena, span: &Span<'_>, at: &SlotBytes) -> &'a mut [u8] {
-    &mut arena.slot_mut(at.plane, span.slot)[at.bytes.clone()]
+/// Calls `write` with each span and the planes of its slot, in parallel.
+fn write_slots<'a>(
+    pass: &Pass<'a>,
+    arena: &mut HostArena,
+    write: impl Fn(&Span<'a>, &mut [&mut [u8]]) + Sync,
+) {
+    let spans = &pass.plan.spans;
+    let slots: Vec<SlotId> = spans.iter().map(|span| span.slot).collect();
+    let planes = arena.planes();
+    let mut lent = arena.slots_mut(&slots);
+    let slots = spans.iter().zip(lent.chunks_exact_mut(planes));
+    pass.all.each(slots, |(span, planes)| write(span, planes));
 }
 
 fn page_row_mut<'a>(arena: &'a mut HostArena, pages: &[PageId], at: &PageBytes) -> &'a mut [u8] {
@@ -171,11 +181,11 @@ impl Entries {
                 }
             }
         }
-        for source in [Some(main), index].into_iter().flatten() {
-            for span in &pass.plan.spans {
-                source.store(pass, tiles, arena, span);
+        write_slots(pass, arena, |span, planes| {
+            for source in [Some(&main), index.as_ref()].into_iter().flatten() {
+                source.store(pass, tiles, span, planes);
             }
-        }
+        });
     }
 }
 
@@ -224,8 +234,8 @@ impl Source<'_> {
         turn(row, &angles, Turn::Forward);
     }
 
-    /// Writes the chunk's last positions to the rings.
-    fn store(&self, pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena, span: &Span<'_>) {
+    /// Writes the chunk's last positions to the rings in the planes of its slot.
+    fn store(&self, pass: &Pass<'_>, tiles: Tiles<'_>, span: &Span<'_>, planes: &mut [&mut [u8]]) {
         let first = span.end.saturating_sub(pass.pool_len()).max(span.start);
         for position in first..span.end {
             let flat = span.flat(position);
@@ -235,7 +245,7 @@ impl Source<'_> {
             for (field, row) in [(self.value, value), (self.score, score)] {
                 let position = Tokens::new(position);
                 let at = pass.core.geometry.state_row(pass.cache, field, position);
-                slot_row_mut(arena, span, &at).copy_from_slice(bytemuck::cast_slice(row));
+                planes[at.plane][at.bytes].copy_from_slice(bytemuck::cast_slice(row));
             }
         }
     }
@@ -410,15 +420,15 @@ pub(crate) fn read_window(
 /// Writes the chunks' last rows to the window rings.
 pub(crate) fn store_window(pass: &Pass<'_>, tiles: Tiles<'_>, arena: &mut HostArena) {
     let core = pass.core;
-    for span in &pass.plan.spans {
+    write_slots(pass, arena, |span, planes| {
         for position in span.end.saturating_sub(core.dims.window).max(span.start)..span.end {
             let mut row = tiles.kv_bytes(span.flat(position), core.kv_parts.iter().sum());
             for (part, &len) in core.kv_parts.iter().enumerate() {
                 let at = core.geometry.window_row(pass.cache, Tokens::new(position), part);
                 let (bytes, rest) = row.split_at(len);
-                slot_row_mut(arena, span, &at).copy_from_slice(bytes);
+                planes[at.plane][at.bytes].copy_from_slice(bytes);
                 row = rest;
             }
         }
-    }
+    });
 }
