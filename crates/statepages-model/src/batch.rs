@@ -274,9 +274,14 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
+    /// The token's sequence.
+    pub(crate) fn span(&self, token: &Token) -> &Span<'a> {
+        &self.spans[token.sequence as usize]
+    }
+
     /// True for a token whose logits are wanted.
     pub(crate) fn wants(&self, token: &Token) -> bool {
-        token.position >= self.spans[token.sequence as usize].wanted
+        token.position >= self.span(token).wanted
     }
 
     /// The same tokens as the draft layer sees them: each with the id of the one behind it, and

@@ -123,7 +123,7 @@ impl Tiles<'_> {
         self.tiles[tiles].iter().flat_map(|tile| {
             let tokens = tile.tokens.iter().enumerate();
             let own = |(i, token): (usize, &Token)| {
-                (pass.plan.spans[token.sequence as usize].slot == span.slot).then_some(i)
+                (pass.plan.span(token).slot == span.slot).then_some(i)
             };
             tokens.filter_map(own).flat_map(|i| tile.chosen_of(i))
         })

@@ -19,6 +19,7 @@
 mod attention;
 
 pub(crate) use attention::Cached;
+use attention::StepScores;
 
 use crate::aligned::Aligned;
 use crate::batch::{Plan, Token};
@@ -82,6 +83,7 @@ pub(crate) struct Work {
     /// Queries, then what attention makes of them.
     q: Aligned,
     grouped: Vec<f32>,
+    step_scores: StepScores,
 }
 
 /// Scratch of one thread, for some tokens of a tile.
@@ -93,7 +95,7 @@ pub(crate) struct Spare {
     ranks: Vec<u64>,
     products: Vec<[f32; 4]>,
     rows: Vec<u32>,
-    /// Indexer rows of a decode step.
+    /// Indexer rows of decode steps.
     keys: Aligned,
     /// Compressed and window rows of a decode step.
     own: Aligned,

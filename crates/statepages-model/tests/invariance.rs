@@ -92,6 +92,47 @@ fn phases_are_told_in_order_and_show_in_no_bit() {
     }
 }
 
+/// Steps of several requests on pages that some of them share, which are read once for all.
+#[test]
+fn decodes_that_share_pages() {
+    let vocab = SMALL.config().vocab_size as usize;
+    let (head, block) = (small_tokens(12, 512), BLOCK_TOKENS.get() as usize);
+    // Two share two pages, three the first, one none; one has not completed its second page.
+    let cuts = [512, 512, 256, 256, 0];
+    let lens = [560, 521, 590, 300, 420];
+    for (rows, threads) in [(Rows::Bf16, 1), (Rows::Fp8, 2), (Rows::Fp8Fp4, 3)] {
+        let mut rig = Rig::new(&SMALL, rows, Isa::Auto, threads);
+        let shared = pages(0, 1, 2);
+        let mut requests: Vec<(Vec<u32>, Vec<PageId>, Vec<f32>)> = Vec::new();
+        for (request, (cut, len)) in cuts.into_iter().zip(lens).enumerate() {
+            let own = small_tokens(20 + request as u32, len + 12 - cut);
+            let ids = [&head[..cut], &own[..]].concat();
+            let mut table = shared[..cut / block].to_vec();
+            table.extend(pages(2 + 3 * request as u32, 1, 3 - (cut / block) as u32));
+            let want = alone(&SMALL, rows, &ids);
+            // Its own prefill writes again what its shared pages hold: the same bytes.
+            let got = rig.request(request as u32, &table, &ids[..len], &[len]);
+            same(&got, &want[..len * vocab], vocab as u32, format!("prefill {request}"));
+            requests.push((ids, table, want));
+        }
+        for step in 0..12 {
+            let pieces: Vec<Piece<'_>> = requests
+                .iter()
+                .zip(lens)
+                .zip(0..)
+                .map(|(((ids, pages, _), len), slot)| {
+                    let start = len + step;
+                    Piece { slot, pages, start, tokens: &ids[start..=start] }
+                })
+                .collect();
+            for (i, got) in rig.batch(&pieces).iter().enumerate() {
+                let want = &requests[i].2[(lens[i] + step) * vocab..][..vocab];
+                same(got, want, vocab as u32, format!("{rows:?}, request {i}, step {step}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn every_machine_and_thread_count() {
     let ids = small_tokens(3, 530);

@@ -4,9 +4,9 @@
 use statepages_copy::HostArena;
 
 use super::{Rows32, Spare, Tile, Work, choice_at, fit, product};
-use crate::batch::Token;
+use crate::batch::{Span, Token};
 use crate::choice::top_k;
-use crate::kernel::attend::{Attend, IndexScores, RowList, attend, index_scores};
+use crate::kernel::attend::{Attend, HEADS, IndexScores, RowList, attend, index_scores};
 use crate::kernel::gemm::{Product, products, rows, rows_mut};
 use crate::kernel::norm::{NormWeight, rms_norm};
 use crate::pass::Pass;
@@ -16,6 +16,54 @@ use crate::state::{read_entries, read_keys, read_window};
 /// Indexer rows of a decode step that are scored at a time: few enough that they and their bytes stay
 /// in a core's nearest cache.
 const KEYS_AT_ONCE: usize = 32;
+
+/// Index scores of a tile's decode steps, one step's behind the other's.
+#[derive(Debug, Default)]
+pub(crate) struct StepScores {
+    scores: Vec<f32>,
+    /// By token: scores of tokens before it; and their number. Only steps that choose have any.
+    first: Vec<usize>,
+}
+
+impl StepScores {
+    /// Makes room for so many scores of each token.
+    fn make_room(&mut self, counts: impl Iterator<Item = usize>) {
+        let mut total = 0;
+        self.first.clear();
+        self.first.push(0);
+        self.first.extend(counts.map(|count| {
+            total += count;
+            total
+        }));
+        fit(&mut self.scores, total);
+    }
+
+    fn of(&self, token: usize) -> &[f32] {
+        &self.scores[self.first[token]..self.first[token + 1]]
+    }
+
+    /// The scores of each token that has any.
+    fn split(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
+        let mut rest = &mut self.scores[..];
+        let counts = self.first.windows(2).map(|pair| pair[1] - pair[0]);
+        let split = counts.enumerate().map(move |(token, count)| {
+            let (scores, others) = std::mem::take(&mut rest).split_at_mut(count);
+            rest = others;
+            (token, scores)
+        });
+        split.filter(|(_, scores)| !scores.is_empty())
+    }
+}
+
+/// Keys of one page, and the scores that steps make of them.
+struct Reading<'a> {
+    /// One of those whose page it is.
+    span: &'a Span<'a>,
+    /// The first key's entry.
+    first: usize,
+    /// By token.
+    of: Vec<(usize, &'a mut [f32])>,
+}
 
 /// The rows that a layer's tokens attend to.
 pub(crate) struct Cached<'a> {
@@ -43,57 +91,111 @@ impl Tile {
         let (width, heads) = (dims.index_width, dims.index_heads_padded);
         let top = core.config.index_topk as usize;
         let visible = |token: &Token| ((token.position + 1) / pass.ratio) as usize;
+        let chooses = |token: &Token| visible(token) > top;
         let count = self.tokens.len();
-        if self.tokens.iter().any(|token| visible(token) > top) {
+        let Work { q, step_scores, .. } = work;
+        let q = q.fit(count * heads * width);
+        if self.tokens.iter().any(chooses) {
             let (a, n) = (rows(&self.query_rank, dims.q_rank, dims.q_rank), heads * width);
             let w = &indexer.wq_b;
-            let c = rows_mut(work.q.fit(count * n), n, w.outputs());
+            let c = rows_mut(q, n, w.outputs());
             products(core.machine, pass.inside.hands, vec![Product { a, w, c }]);
-        } else {
-            work.q.fit(count * heads * width);
+            let queries = self.tokens.iter().zip(q.chunks_exact_mut(n)).enumerate();
+            let queries = queries.filter(|(_, (token, _))| chooses(token));
+            pass.inside.each(queries, |_, (i, (_, q))| {
+                // Padding heads may hold what an earlier use of the scratch left.
+                q[dims.index_heads * width..].fill(0.0);
+                for head in q[..dims.index_heads * width].chunks_exact_mut(width) {
+                    turn(head, self.angles(pass, i), Turn::Forward);
+                }
+            });
         }
+        let q = &*q;
+        step_scores.make_room(self.tokens.iter().map(|token| {
+            let step = chooses(token) && pass.plan.span(token).is_step();
+            if step { visible(token) } else { 0 }
+        }));
+        self.score_steps(pass, q, arena, step_scores);
         let mut lists = std::mem::take(&mut self.chosen);
         lists.resize_with(count, Vec::new);
-        let items = lists.iter_mut().zip(work.q.chunks_exact_mut(heads * width)).enumerate();
-        pass.inside.each(items, |spare, (i, (chosen, q))| {
-            let token = &self.tokens[i];
-            let visible = visible(token);
+        let items = self.tokens.iter().zip(&mut lists).enumerate();
+        pass.inside.each(items, |spare, (i, (token, chosen))| {
             chosen.clear();
-            if visible <= top {
-                chosen.extend(0..visible as u32);
+            if !chooses(token) {
+                chosen.extend(0..visible(token) as u32);
                 return;
             }
-            // Padding heads may hold what an earlier use of the scratch left.
-            q[dims.index_heads * width..].fill(0.0);
-            for head in q[..dims.index_heads * width].chunks_exact_mut(width) {
-                turn(head, self.angles(pass, i), Turn::Forward);
-            }
-            let span = &pass.plan.spans[token.sequence as usize];
-            fit(&mut spare.scores, visible);
-            // The keys of a step go from their pages through a core's nearest cache.
-            let step = if span.is_step() { KEYS_AT_ONCE } else { visible };
-            for (first, out) in (0..).step_by(step).zip(spare.scores.chunks_mut(step)) {
-                let keys = if span.is_step() {
-                    let rows = spare.keys.fit(out.len() * width);
-                    read_keys(pass, arena, span, first, rows);
-                    rows
-                } else {
-                    keys.of(token.sequence as usize, width)
-                };
-                let scores = IndexScores {
-                    q,
-                    width,
-                    keys,
-                    head_weights: &self.index_weights[i * heads..][..heads],
-                    products: &mut spare.products,
-                    out,
-                };
-                index_scores(core.machine, scores);
-            }
-            top_k(&spare.scores, top, &mut spare.ranks, chosen);
-            pass.choices.entries(choice_at(pass, token), &spare.scores, chosen);
+            let Spare { scores, products, ranks, .. } = spare;
+            let scores = if pass.plan.span(token).is_step() {
+                step_scores.of(i)
+            } else {
+                let keys = keys.of(token.sequence as usize, width);
+                self.score(pass, i, (q, keys), products, fit(scores, visible(token)));
+                scores
+            };
+            top_k(scores, top, ranks, chosen);
+            pass.choices.entries(choice_at(pass, token), scores, chosen);
         });
         self.chosen = lists;
+    }
+
+    /// Scores the first of `keys` against the queries of token `i`.
+    fn score(
+        &self,
+        pass: &Pass<'_>,
+        i: usize,
+        (q, keys): (&[f32], &[f32]),
+        products: &mut Vec<[f32; HEADS]>,
+        out: &mut [f32],
+    ) {
+        let (width, heads) = (pass.core.dims.index_width, pass.core.dims.index_heads_padded);
+        let q = &q[i * heads * width..][..heads * width];
+        let head_weights = &self.index_weights[i * heads..][..heads];
+        let scores = IndexScores { q, width, keys, head_weights, products, out };
+        index_scores(pass.core.machine, scores);
+    }
+
+    /// Scores the keys of decode steps. Keys go from their pages through a core's nearest cache, once
+    /// for all the requests that share a page.
+    fn score_steps(
+        &self,
+        pass: &Pass<'_>,
+        q: &[f32],
+        arena: &HostArena,
+        step_scores: &mut StepScores,
+    ) {
+        let (core, width) = (pass.core, pass.core.dims.index_width);
+        let each = core.geometry.entries_per_block(pass.cache) as usize;
+        let at_once = if each.is_multiple_of(KEYS_AT_ONCE) { KEYS_AT_ONCE } else { each };
+        let mut steps: Vec<_> =
+            step_scores.split().map(|(i, scores)| (i, scores.chunks_mut(at_once))).collect();
+        let mut readings: Vec<Reading<'_>> = Vec::new();
+        for first in (0..).step_by(at_once) {
+            let before = readings.len();
+            for (i, scores) in &mut steps {
+                let Some(out) = scores.next() else { continue };
+                let span = pass.plan.span(&self.tokens[*i]);
+                let same = |other: &&mut Reading<'_>| {
+                    other.span.pages[first / each] == span.pages[first / each]
+                };
+                match readings[before..].iter_mut().find(same) {
+                    Some(reading) => reading.of.push((*i, out)),
+                    None => readings.push(Reading { span, first, of: vec![(*i, out)] }),
+                }
+            }
+            if readings.len() == before {
+                break;
+            }
+        }
+        pass.inside.each(readings.into_iter(), |spare, Reading { span, first, of }| {
+            let Spare { keys, products, .. } = spare;
+            let count = of.iter().map(|(_, out)| out.len()).max().unwrap_or(0);
+            let keys = keys.fit(count * width);
+            read_keys(pass, arena, span, first as u32, keys);
+            for (i, out) in of {
+                self.score(pass, i, (q, keys), products, out);
+            }
+        });
     }
 
     /// Third phase: attention.
