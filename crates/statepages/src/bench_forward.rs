@@ -71,6 +71,10 @@ pub(crate) struct BenchForwardArgs {
     /// Format of the built-in model's weights; without it, all
     #[arg(long, value_enum)]
     pub(crate) weights: Option<WeightFormat>,
+    /// Give each request of a decode batch its own copy of the prompt's pages; without it all share
+    /// them, as requests of one prefix do
+    #[arg(long)]
+    pub(crate) own_pages: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -193,7 +197,16 @@ pub(crate) fn run(args: &BenchForwardArgs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
         let rows: Vec<Value> = done.iter().map(to_json).collect();
-        writeln!(out, "{}", json!({ "threads": threads, "chunk": args.chunk, "rows": rows }))?;
+        writeln!(
+            out,
+            "{}",
+            json!({
+                "threads": threads,
+                "chunk": args.chunk,
+                "own_pages": args.own_pages,
+                "rows": rows,
+            })
+        )?;
     } else {
         writeln!(out, "{}", to_table(&done))?;
     }
@@ -210,8 +223,12 @@ struct Bench {
     arena: HostArena,
     geometry: Dsv4Geometry,
     tokens: u32,
-    /// Pages of the prompt; each request of a decode batch has one more of its own.
+    /// Pages of a request.
     blocks: u32,
+    /// Those of them that no other request of a decode batch has: the last, or all.
+    own: u32,
+    /// Requests of the largest batch.
+    requests: u32,
 }
 
 impl Bench {
@@ -235,9 +252,10 @@ impl Bench {
         let model = Model::new(weights.clone(), &geometry, run)?;
         let requests = args.batches.iter().copied().max().unwrap_or(1);
         let blocks = (tokens + WARM_STEPS + DECODE_STEPS).div_ceil(BLOCK_TOKENS.get());
-        let pages = Pages::new(blocks + requests);
+        let own = if args.own_pages { blocks } else { 1 };
+        let pages = Pages::new(blocks - own + requests * own);
         let arena = HostArena::new(geometry.layout(), pages, requests)?;
-        Ok(Self { model, arena, geometry, tokens, blocks })
+        Ok(Self { model, arena, geometry, tokens, blocks, own, requests })
     }
 
     fn row(&mut self, weights: WeightFormat, args: &BenchForwardArgs) -> Result<Row> {
@@ -248,6 +266,7 @@ impl Bench {
                 prefill = next;
             }
         }
+        self.copy_pages();
         let mut product_rate = self.product_rate();
         let batches = args.batches.iter();
         let mut decode = batches.map(|&batch| self.decode(batch)).collect::<Result<Vec<_>>>()?;
@@ -297,16 +316,33 @@ impl Bench {
         Ok(watch.times)
     }
 
+    /// Pages of a request of a decode batch: first those that all share, the prompt's, then its own,
+    /// which are copies of the prompt's.
+    fn table(&self, request: u32) -> Vec<PageId> {
+        let shared = self.blocks - self.own;
+        let own = shared + request * self.own..shared + (request + 1) * self.own;
+        (0..shared).chain(own).map(PageId::new).collect()
+    }
+
+    /// Fills the requests' own pages.
+    fn copy_pages(&mut self) {
+        let regions = self.geometry.layout().page.regions().len();
+        for request in 1..self.requests {
+            for (from, to) in self.table(0).into_iter().zip(self.table(request)) {
+                for region in (0..regions).filter(|_| from != to) {
+                    let bytes = self.arena.page(region, from).to_vec();
+                    self.arena.page_mut(region, to).copy_from_slice(&bytes);
+                }
+            }
+        }
+    }
+
     /// Steps of `batch` requests behind the prompt.
     fn decode(&mut self, batch: u32) -> Result<Decode> {
         for slot in 1..batch {
             self.arena.move_slot(SlotId::new(0), SlotId::new(slot));
         }
-        let mut tables =
-            vec![(0..self.blocks).map(PageId::new).collect::<Vec<_>>(); batch as usize];
-        for (table, slot) in tables.iter_mut().zip(0..) {
-            table[self.blocks as usize - 1] = PageId::new(self.blocks + slot);
-        }
+        let tables: Vec<Vec<PageId>> = (0..batch).map(|slot| self.table(slot)).collect();
         // Each request goes its own way, to experts of its own.
         let steps = WARM_STEPS + DECODE_STEPS;
         let ids: Vec<u32> = (0..steps * batch).map(token_id).collect();
