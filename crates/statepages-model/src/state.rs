@@ -15,8 +15,9 @@
 //! - The window is read before it is written: with rings no longer than window and drafts, a long
 //!   chunk's last rows replace rows that its first tokens see.
 //! - Rows that nothing reads are not decoded: what lies in them cannot show.
-//! - A decode step's rows are read where its token is computed; its window after it is written, for
-//!   then the ring holds the token's own row and no longer the one that left its window.
+//! - A decode step's rows are read where its token is computed, indexer rows where they are scored;
+//!   its window after it is written, for then the ring holds the token's own row and no longer the one
+//!   that left its window.
 
 use std::ops::Range;
 

@@ -64,9 +64,19 @@ const PARTS: [&str; 8] =
 
 #[test]
 fn bench_forward_says_rates_and_shares() {
+    rates_and_shares(None);
+}
+
+#[test]
+fn bench_forward_measures_requests_that_share_no_page() {
+    rates_and_shares(Some("--own-pages"));
+}
+
+fn rates_and_shares(own_pages: Option<&str>) {
     let args = "bench forward --lengths 40,300 --batches 1,3 --weights published --kv fp8 --json";
-    let args: Vec<&str> = args.split_whitespace().collect();
+    let args: Vec<&str> = args.split_whitespace().chain(own_pages).collect();
     let table = json(&args);
+    assert_eq!(table["own_pages"], own_pages.is_some());
     let rows = table["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2);
     for (row, tokens) in rows.iter().zip([40, 300]) {

@@ -1,5 +1,6 @@
 //! Tests of the data plane through its public interface.
 
+mod arena;
 mod batch;
 mod faults;
 mod plan;
