@@ -21,6 +21,7 @@
 
 use std::ops::Range;
 
+use prefetch_index::prefetch_index;
 use statepages_copy::HostArena;
 use statepages_geometry::{PageBytes, SlotBytes, StateField};
 use statepages_page::{PageId, SlotId, Tokens};
@@ -330,6 +331,13 @@ impl Rows32 {
     }
 }
 
+/// Rows behind a run that are asked for before it is decoded: scattered rows lie in pages of memory of
+/// their own, where a processor foresees nothing.
+const ROWS_AHEAD: usize = 12;
+
+/// Bytes that memory hands out at a time.
+const LINE_BYTES: usize = 64;
+
 /// Decodes rows. `place(i, part)` is where the bytes of row `i` lie: a page or slot, and a range of
 /// it; `ahead(i)` rows from it on, at least itself, lie one behind the other.
 fn decode_rows<'a>(
@@ -341,9 +349,18 @@ fn decode_rows<'a>(
     place: impl Fn(usize, usize) -> (&'a [u8], Range<usize>),
 ) {
     let total = rows.len() / width;
-    let mut first = 0;
+    let fetch = |i: usize| {
+        for part in 0..format.parts() {
+            let (bytes, row) = place(i, part);
+            row.step_by(LINE_BYTES).for_each(|line| prefetch_index(bytes, line));
+        }
+    };
+    let (mut first, mut asked) = (0, 0);
     while first < total {
         let count = ahead(first).min(total - first);
+        let near = (first + count + ROWS_AHEAD).min(total);
+        (asked..near).for_each(&fetch);
+        asked = near;
         let rows = &mut rows[first * width..][..count * width];
         let mut parts = [&[][..]; PARTS_MAX];
         for (part, of_rows) in parts.iter_mut().enumerate().take(format.parts()) {
