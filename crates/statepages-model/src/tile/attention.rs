@@ -21,7 +21,7 @@ const KEYS_AT_ONCE: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct StepScores {
     scores: Vec<f32>,
-    /// By token: scores of tokens before it; and their number. Only steps that choose have any.
+    /// Where each token's begin, and at last where all end. Only steps that choose have any.
     first: Vec<usize>,
 }
 
@@ -246,8 +246,8 @@ impl Tile {
             turn(head, self.angles(pass, i), Turn::Forward);
         }
         let token = &self.tokens[i];
-        let sequence = token.sequence as usize;
-        let first = pass.plan.spans[sequence].window_start(dims.window);
+        let (sequence, span) = (token.sequence as usize, pass.plan.span(token));
+        let first = span.window_start(dims.window);
         spare.rows.clear();
         match pass.ratio {
             0 => {}
@@ -262,7 +262,6 @@ impl Tile {
         } else {
             (cached.entries.of(sequence, width), cached.window.of(sequence, width))
         };
-        let span = &pass.plan.spans[sequence];
         if span.is_step() {
             let rows = spare.own.fit(spare.rows.len() * width);
             let (of_entries, of_window) = rows.split_at_mut(compressed * width);
