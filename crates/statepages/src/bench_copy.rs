@@ -14,7 +14,7 @@ use comfy_table::presets::NOTHING;
 use serde_json::json;
 use statepages_copy::{CopyBackend, HostArena, HostBackend};
 use statepages_cuda::{Buffer, pattern};
-use statepages_geometry::{BLOCK_TOKENS, CacheOptions, Dsv4Geometry};
+use statepages_geometry::BLOCK_TOKENS;
 use statepages_page::{
     Boundary, Bytes, CheckpointId, MaintenanceOps, PageId, Pages, RestoreOp, SlotId, StateLayout,
     StoreOp,
@@ -22,7 +22,7 @@ use statepages_page::{
 
 use crate::args::{BenchCopyArgs, BenchDevice, Direction, Units};
 use crate::bench_gpu::GpuArms;
-use crate::geometry_command::{misfit, preset};
+use crate::geometry_command::known;
 
 /// Seed of contents and of the order of units.
 const SEED: u64 = 20_260;
@@ -82,16 +82,7 @@ impl Row {
 }
 
 pub(crate) fn run(args: &BenchCopyArgs) -> Result<()> {
-    let options = CacheOptions {
-        kv: args.layout.kv.into(),
-        indexer: args.layout.indexer.into(),
-        draft_tokens: args.layout.draft_tokens,
-        block: BLOCK_TOKENS,
-        dcp_world_size: 1,
-        image: args.layout.image.into(),
-    };
-    let geometry = Dsv4Geometry::new(&preset(args.model), &options).context(misfit())?;
-    let layout = geometry.layout().clone();
+    let layout = known(args.model, args.layout, BLOCK_TOKENS)?.layout().clone();
     let sizes = sizes(args, &layout);
     let mut arms: Box<dyn Arms> = match args.device {
         BenchDevice::Cpu => Box::new(CpuArms::new(&layout, sizes)?),

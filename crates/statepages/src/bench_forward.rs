@@ -300,7 +300,7 @@ impl Bench {
 
     fn prefill(&mut self, chunk: usize) -> Result<Times> {
         let ids: Vec<u32> = (0..self.tokens).map(token_id).collect();
-        let pages: Vec<PageId> = (0..self.blocks).map(PageId::new).collect();
+        let pages = self.table(0);
         let (mut logits, mut watch) = (Logits::new(), Stopwatch::start());
         for (i, part) in ids.chunks(chunk).enumerate() {
             let batch = [SequenceChunk {
@@ -328,8 +328,9 @@ impl Bench {
     fn copy_pages(&mut self) {
         let regions = self.geometry.layout().page.regions().len();
         for request in 1..self.requests {
-            for (from, to) in self.table(0).into_iter().zip(self.table(request)) {
-                for region in (0..regions).filter(|_| from != to) {
+            let pages = self.table(0).into_iter().zip(self.table(request));
+            for (from, to) in pages.filter(|(from, to)| from != to) {
+                for region in 0..regions {
                     let bytes = self.arena.page(region, from).to_vec();
                     self.arena.page_mut(region, to).copy_from_slice(&bytes);
                 }

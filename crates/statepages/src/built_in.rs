@@ -145,16 +145,21 @@ impl<'a> Source<'a> {
     }
 }
 
-fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
-    let layout = geometry.layout();
-    let spec = CheckpointSpec::of(layout)?;
-    tracing::info!("{}", StartupFacts::of(&spec));
-    let interval = args.state_checkpoint_interval_tokens;
-    let (interval, snapped) = CheckpointInterval::parse(interval, block)
+/// What --state-checkpoint-interval-tokens says.
+pub(crate) fn checkpoint_interval(tokens: i64, block: BlockSize) -> Result<CheckpointInterval> {
+    let (interval, snapped) = CheckpointInterval::parse(tokens, block)
         .context(FlagError("--state-checkpoint-interval-tokens".to_owned()))?;
     if let Some(snapped) = snapped {
         tracing::warn!("--state-checkpoint-interval-tokens: {snapped}");
     }
+    Ok(interval)
+}
+
+fn control(args: &EngineArgs, geometry: &Dsv4Geometry, block: BlockSize) -> Result<ControlPlane> {
+    let layout = geometry.layout();
+    let spec = CheckpointSpec::of(layout)?;
+    tracing::info!("{}", StartupFacts::of(&spec));
+    let interval = checkpoint_interval(args.state_checkpoint_interval_tokens, block)?;
     let config = ControlPlaneConfig {
         pages: Pages::new(args.pages),
         pages_max: Pages::new(args.pages),

@@ -13,7 +13,7 @@ use statepages_geometry::{
 use statepages_page::{BlockSize, Bytes, ImageRule};
 use statepages_weights::read_config;
 
-use crate::args::{GeometryArgs, Image, Indexer, Kv, ModelName};
+use crate::args::{GeometryArgs, Image, Indexer, Kv, LayoutArgs, ModelName};
 use crate::given::FlagError;
 use crate::size;
 
@@ -21,29 +21,16 @@ use crate::size;
 const TILE_BYTES: u64 = 4_096;
 
 pub(crate) fn run(args: &GeometryArgs) -> Result<()> {
-    let config = match (&args.model, &args.config) {
-        (Some(model), None) => preset(*model),
+    let block = BlockSize::new(args.block_size).expect("the flag's range starts at 1");
+    let geometry = match (&args.model, &args.config) {
+        (Some(model), None) => known(*model, args.layout, block)?,
         (None, Some(path)) => {
-            let config =
-                read_config(path).with_context(|| format!("--config: {}", path.display()))?;
-            config.cache
+            let file = || format!("--config: {}", path.display());
+            let config = read_config(path).with_context(file)?;
+            Dsv4Geometry::new(&config.cache, &options(args.layout, block)).with_context(file)?
         }
         _ => return Err(anyhow!("expected either --model or --config")),
     };
-    let block = BlockSize::new(args.block_size).expect("the flag's range starts at 1");
-    let options = CacheOptions {
-        kv: args.layout.kv.into(),
-        indexer: args.layout.indexer.into(),
-        draft_tokens: args.layout.draft_tokens,
-        block,
-        dcp_world_size: 1,
-        image: args.layout.image.into(),
-    };
-    let geometry = Dsv4Geometry::new(&config, &options);
-    let geometry = match &args.config {
-        Some(path) => geometry.with_context(|| format!("--config: {}", path.display())),
-        None => geometry.context(misfit()),
-    }?;
     let facts = facts(&geometry, args)?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -107,12 +94,28 @@ fn facts(geometry: &Dsv4Geometry, args: &GeometryArgs) -> Result<Map<String, Val
     Ok(facts)
 }
 
-/// What is wrong where the shape of a known model is refused.
-pub(crate) fn misfit() -> FlagError {
-    FlagError("the model and the options do not fit together".to_owned())
+/// The geometry of a published model, laid out as the flags say.
+pub(crate) fn known(
+    model: ModelName,
+    layout: LayoutArgs,
+    block: BlockSize,
+) -> Result<Dsv4Geometry> {
+    let misfit = || FlagError("the model and the options do not fit together".to_owned());
+    Dsv4Geometry::new(&preset(model), &options(layout, block)).with_context(misfit)
 }
 
-pub(crate) fn preset(model: ModelName) -> CacheConfig {
+fn options(layout: LayoutArgs, block: BlockSize) -> CacheOptions {
+    CacheOptions {
+        kv: layout.kv.into(),
+        indexer: layout.indexer.into(),
+        draft_tokens: layout.draft_tokens,
+        block,
+        dcp_world_size: 1,
+        image: layout.image.into(),
+    }
+}
+
+fn preset(model: ModelName) -> CacheConfig {
     match model {
         ModelName::V4Pro => CacheConfig::v4_pro(),
         ModelName::V4Flash => CacheConfig::v4_flash(),

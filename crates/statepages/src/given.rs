@@ -9,16 +9,9 @@ use crate::replay_args::{OrderName, ReplayArgs, TimeName, WorkloadName};
 
 /// Why a run cannot be, where its flags alone are the reason: an error, or the context of one. It ends
 /// the process as flags do that cannot be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct FlagError(pub(crate) String);
-
-impl std::fmt::Display for FlagError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for FlagError {}
 
 /// What may be read, and when.
 struct Rule {

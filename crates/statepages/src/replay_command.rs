@@ -4,23 +4,23 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use cpu_time::ThreadTime;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 use statepages_engine::Passes;
-use statepages_geometry::{CacheOptions, Dsv4Geometry};
 use statepages_page::{BlockSize, Pages};
 use statepages_replay::{
     Bound, Distinct, Draws, Extent, History, KEEP_REASONS, Line, Order, Pace, Phase, Policy,
     ReplayError, RoundFigures, Run, Server, Shared, Stage, Texts, Trace, Watch, gsm8k64, jsonl,
     lmcache, mooncake, plot, replay,
 };
-use statepages_store::{CheckpointInterval, LossReason};
+use statepages_store::LossReason;
 
-use crate::geometry_command::{misfit, preset};
+use crate::built_in::checkpoint_interval;
+use crate::geometry_command::known;
 use crate::given::FlagError;
 use crate::replay_args::{
     OrderName, POOL_PAGES_MAX, PassesName, PolicyName, PoolSize, ReplayArgs, TimeName, WorkloadName,
@@ -171,18 +171,14 @@ impl<'a> Lab<'a> {
         if let Some(policy) = policy {
             let server = Server { pages, policy, ..server.clone() };
             let run = replay(&server, phases, order(args), args.seed, watch);
-            return match run {
-                Ok(run) => Ok(Figures::Run(policy, Box::new(run))),
-                Err(
-                    error @ (ReplayError::Config(_)
-                    | ReplayError::Limit(_)
-                    | ReplayError::Geometry(_)),
-                ) => {
-                    let what = format!("--pages {pages} and --max-seqs {}", server.seqs);
-                    Err(anyhow::Error::new(error).context(FlagError(what)))
-                }
-                Err(error) => Err(error.into()),
-            };
+            let run = run.map_err(|error| {
+                use ReplayError::{Config, Geometry, Limit};
+                let flags = matches!(error, Config(_) | Geometry(_) | Limit(_));
+                let error = anyhow::Error::new(error);
+                let sizes = || FlagError(format!("--pages {pages} and --max-seqs {}", server.seqs));
+                if flags { error.context(sizes()) } else { error }
+            })?;
+            return Ok(Figures::Run(policy, Box::new(run)));
         }
         let history = history.as_ref().expect("made where a bound is asked for");
         let units = server.layout.units_per_checkpoint();
@@ -220,26 +216,9 @@ fn bar() -> ProgressBar {
 
 fn server(args: &ReplayArgs) -> Result<Server> {
     let block = BlockSize::new(args.block_size).expect("the flag's range starts at 1");
-    let options = CacheOptions {
-        kv: args.layout.kv.into(),
-        indexer: args.layout.indexer.into(),
-        draft_tokens: args.layout.draft_tokens,
-        block,
-        dcp_world_size: 1,
-        image: args.layout.image.into(),
-    };
-    let geometry = Dsv4Geometry::new(&preset(args.model), &options).context(misfit())?;
-    let interval = match args.state_checkpoint_interval_tokens {
-        None => None,
-        Some(tokens) => {
-            let (interval, snapped) = CheckpointInterval::parse(tokens, block)
-                .context(FlagError("--state-checkpoint-interval-tokens".to_owned()))?;
-            if let Some(snapped) = snapped {
-                tracing::warn!("--state-checkpoint-interval-tokens: {snapped}");
-            }
-            Some(interval)
-        }
-    };
+    let geometry = known(args.model, args.layout, block)?;
+    let interval = args.state_checkpoint_interval_tokens;
+    let interval = interval.map(|tokens| checkpoint_interval(tokens, block)).transpose()?;
     Ok(Server {
         layout: geometry.layout().clone(),
         block,

@@ -66,11 +66,11 @@ fn a_picture_is_drawn() {
 fn mistakes_are_refused_by_name() {
     for (args, wanted) in [
         ("--device tpu:0", "expected cpu, cuda:N or hip:N, got tpu:0"),
-        ("--images 0", "--images"),
-        ("--rounds 0", "--rounds"),
+        ("--images 0", "invalid value '0' for '--images"),
         ("--draft-tokens 4000000000", "do not fit together"),
         ("--shape 100,2,8", "got 100,2,8"),
     ] {
         misused(&words(args), &[wanted]);
     }
+    misused(&["bench", "copy", "--rounds", "0"], &["invalid value '0' for '--rounds"]);
 }
